@@ -30,8 +30,8 @@ TOLERANCE = {
 #: is seen
 HEAD_DIM, ROTARY_DIM, ROTARY_START = 14, 10, 2
 
-#: every axis map over five pairs, except `axial`, which needs equal ladders for scalings with one
-#: factor for each pair
+#: every kind of axis map over five pairs; `axial` has six, because scalings with a factor for each
+#: pair need axes with equally many pairs
 AXES = {
     "one": None,
     "chunked": axes.chunked([2, 1, 2]),

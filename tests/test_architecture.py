@@ -156,7 +156,7 @@ def test_every_import_is_from_the_same_ring_or_an_inner_one(path):
 
 
 def circles(imports: dict[str, set[str]]) -> list[set[str]]:
-    """Every set of more than one node whose members all reach each other."""
+    """Return, for each name that reaches itself by imports, the set of all names that it reaches."""
 
     @cache
     def reached(start: str) -> frozenset[str]:

@@ -394,8 +394,8 @@ def test_the_error_for_two_axes_states_the_shape_of_positions():
 
 
 def test_shared_elements_are_those_that_have_one_address():
-    """Random views, axes of one element with any stride among them, against the addresses written
-    out.
+    """Random views, some with axes of one element, whose stride does not matter. The expected answer
+    compares the addresses of all elements.
     """
     dice, memory = random.Random(0), torch.arange(400)
     seen = {True: 0, False: 0}
@@ -433,7 +433,7 @@ def test_the_length_of_a_row_is_one_past_its_largest_position_on_any_axis():
 
 
 def test_an_offset_may_be_an_integer_of_numpy():
-    """Such as one from an array of lengths."""
+    """Such as an element of an array of lengths."""
     x, spec = x_of(dtype=torch.float64), sample_spec()
     with as_users_call():
         found = rw.Rope(spec)(x, offset=np.int64(3))

@@ -171,7 +171,7 @@ def test_a_sequence_rotated_in_pieces_has_the_same_bits_as_in_one_call(name, dty
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope", "dynamic_yarn"])
 def test_each_row_follows_its_own_length(name):
-    """A long row beside a short one: each is as if it were alone."""
+    """In a call with a long and a short row, each rotates as if it were alone."""
     rope = rw.Rope(sample_spec(name))
     x = torch.randn(3, H, S, HEAD_DIM, dtype=torch.float64)
     positions = torch.stack([torch.arange(S), torch.arange(S) + 50, torch.arange(S) + 2])

@@ -139,7 +139,7 @@ def test_no_more_kinds_of_calls_are_kept_than_allowed(monkeypatch):
 def test_repeated_calls_at_positions_without_a_table_follow_the_definition(monkeypatch):
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     rope(q, k, offset=5)
-    # the launch plan is made once
+    # from the second call on, no backend is picked: the prepared kernel runs
     monkeypatch.setattr(fast_path, "pick", slow_path)
     for start in (-50, 2**20 - 3, 10**7):
         found = rope(q, k, offset=start)[0]

@@ -88,8 +88,8 @@ def fresh(wheel) -> Path:
     venv.create(folder, with_pip=False, symlinks=True)
     inside = {"base": str(folder), "platbase": str(folder)}
     libraries = Path(sysconfig.get_path("purelib", vars=inside))
-    # a path in a .pth file is searched, but the .pth files there are not read: an editable install
-    # stays unseen
+    # Python searches a folder that a .pth file names, but reads no .pth files in it, so an editable
+    # install of ropewalk there stays unseen
     (libraries / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     commands = Path(sysconfig.get_path("scripts", vars=inside))
     run(

@@ -35,7 +35,9 @@ def small(**about):
 
 
 def rotated(name, layout="half", layout_out="half", **where):
-    """x, k -> rotated, at positions past the trained length."""
+    """Return a function that rotates x, or x and k, at two positions, of which one is past the
+    trained length.
+    """
     rope = rw.Rope(sample_spec(name, layout=layout, layout_out=layout_out))
     return lambda *xs: rope(*xs, positions=torch.tensor([3, 40]), **where)
 

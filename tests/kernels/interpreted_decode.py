@@ -111,7 +111,7 @@ def check_product(dtype, rows, tile, finish, bias):
 
 @triton.jit
 def row_offsets(x, out, rows, ROWS: tl.constexpr):
-    """Store at which element of x `rows_of_x` begins each row of a tile."""
+    """Store the first element of x, read where `rows_of_x` says that each row of a tile begins."""
     row = tl.arange(0, ROWS)
     tl.store(out + row, tl.load(rows_of_x(x, row, rows, 3, ROWS)))
 
@@ -522,7 +522,7 @@ def test_graphs_captured_on_one_stream_share_no_workspace(monkeypatch, norm_of_t
         with torch.cuda.graph(graph, stream=stream):
             results += [call(), call()]
         graphs.append(graph)
-    assert len(kept) == 3  # of the call without a graph, and of each graph
+    assert len(kept) == 3  # one of the call without a graph, and one of each graph
     assert len({each.sums.data_ptr() for each in kept.values()}) == 3
     for _ in range(3):
         for graph in graphs:

@@ -246,7 +246,9 @@ def test_without_positions_tokens_are_counted_from_the_offset(offset, order, seq
 
 @pytest.mark.parametrize("name", ["dynamic", "dynamic_yarn", "longrope"])
 def test_the_default_length_is_the_last_counted_position_plus_one(name):
-    """It follows the offset, although calls with other offsets have the same shapes."""
+    """The default length depends on the offset, although calls with different offsets have the same
+    shapes.
+    """
     spec = sample_spec(name)
     for offset in (0, 30):
         q, k = heads(spec, Q), heads(spec, K)

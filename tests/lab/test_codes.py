@@ -44,8 +44,8 @@ def test_each_code_is_stated_once_and_asked_for_later(tokens, count):
 
 
 def test_all_distances_are_equally_likely():
-    """Of 400 codes in long windows a quarter are asked for after a distance of each quarter of the
-    window.
+    """Of 400 codes in long windows, each quarter of the possible distances from statement to question
+    has about a quarter.
     """
     counts = [0, 0, 0, 0]
     for seed in range(40):

@@ -124,7 +124,7 @@ def test_a_sample_is_solved_when_every_token_is_right():
 
     def nearly(tokens):
         logits = F.one_hot(torch.from_numpy(sample.tokens[:, 1:].astype(np.int64)), 264).float()
-        logits[2, 15] = 0  # one token of one sample
+        logits[2, 15] = 0  # one token of one sample is answered wrongly
         return logits
 
     assert task_hits(nearly, TaskBatches("copy"), 20, 5).tolist() == [1, 1, 0, 1, 1]
@@ -177,7 +177,7 @@ def test_chunks_start_half_a_width_apart_unless_told(windows):
     assert default == pytest.approx(given, abs=1e-9)
     model = Watched()
     sliding_losses(model, windows, 16, 20)
-    # 8 tokens, 8 more and the other 4: each chunk has 16 tokens of input
+    # the 20 losses take three chunks: of 8, 8 and 4 tokens, each read with 16 tokens of input
     assert [tuple(tokens.shape) for tokens in model.seen] == [(9, 16)] * 3
 
 

@@ -110,8 +110,8 @@ def test_the_search_finds_factors_with_a_low_loss_of_the_answer():
 
 @pytest.fixture
 def trainings(monkeypatch) -> list[SimpleNamespace]:
-    """Every training that the study asks for; it gets back the model to start from, or a new one,
-    untrained.
+    """Return a list of the trainings that the study asks for; none is run: the study gets back the
+    model to start from, or a new one.
     """
     asked: list[SimpleNamespace] = []
 

@@ -295,7 +295,7 @@ def test_claims_of_tuning_pair_far_and_near_losses_within_each_seed():
         rows.append(row("found", [1.0 - seed] * 4, length=120, **fields))
     close, found = real_tune.claims(rows, {"trained": 64})
     assert (close.verdict, close.evidence) == (HOLDS, "+0.0% ± 0.0%")
-    assert found.evidence == "50% ± 50%"  # one seed found all, the other none
+    assert found.evidence == "50% ± 50%"  # the model of one seed found all keys, the other none
 
 
 def test_a_second_run_of_real_kv_measures_nothing_again(tmp_path, monkeypatch):

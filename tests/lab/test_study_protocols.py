@@ -71,8 +71,8 @@ def text(tmp_path) -> list[str]:
 
 @pytest.fixture
 def trainings(monkeypatch) -> list[SimpleNamespace]:
-    """Every training that a study asks for; it gets back the model to start from, or a new one,
-    untrained.
+    """Return a list of the trainings that a study asks for; none is run: the study gets back the
+    model to start from, or a new one.
     """
     asked: list[SimpleNamespace] = []
 

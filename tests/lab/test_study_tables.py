@@ -148,7 +148,7 @@ def test_an_extended_model_is_shown_on_long_and_on_short_text():
     rows = seeds("loss", 1.0, method="none", tuned=0, factor=1, length=8)
     for factor in (2, 4):
         rows += losses("none", 0, factor, 1.0, 1.0 + factor) + losses("yarn", 0, factor, 1.1, 1.5)
-    # measured at the larger factor only, so it has no row of its own
+    # `linear` was measured at the larger factor only, so it has no row in the tables
     rows += losses("linear", 0, 4, 1.2, 9.0)
     rows += losses("yarn", 40, 4, 1.05, 1.25)
     found = extend.findings(rows, {})

@@ -222,7 +222,9 @@ def test_a_planted_name_may_begin_anywhere_that_leaves_room_for_its_copy():
 
 
 def test_samples_of_a_task_are_drawn_apart_from_the_text_of_the_same_seed():
-    """The first word of a copy is drawn with the seed folded with 77, and another one differs."""
+    """The words of the task `copy` are drawn with fold(seed, 77), not with the seed itself, which
+    draws the text.
+    """
     letters = below(fold(5, 77), INDEX, stream=1, count=20, high=26)
     for (text, _), drawn in zip(rows("copy", 42), letters, strict=True):
         assert text[:20] == "".join("abcdefghijklmnopqrstuvwxyz"[i] for i in drawn)

@@ -165,7 +165,7 @@ def test_a_parameter_without_gradients_is_not_trained_and_has_no_norm():
 
 
 def test_the_norm_of_a_group_counts_only_parameters_with_a_gradient():
-    """Those without one come before others in the order of the parameters."""
+    """Here only the last parameter of a group has a gradient, so those without one come first."""
     model = tiny_model("rope")
     norms = GradientNorms(model, Parallel())
     parameters = dict(model.named_parameters())

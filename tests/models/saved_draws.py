@@ -66,7 +66,7 @@ def specs(layout: str) -> list[rw.RopeSpec]:
 
 
 FLAG = [False, True]
-#: field -> its values, the first of which is used where another field is drawn
+#: field -> its values; the first is used where the field is not drawn
 ROFORMER: dict[str, list[Any]] = {
     "vocab_size": [VOCAB, 41],
     "hidden_size": [30, 20],
