@@ -36,7 +36,7 @@ def by_ernie(sections):
 
 
 def alternately(sections):
-    """Deal one pair to each axis that still wants one, over and over."""
+    """Return the axis of every pair: give each axis that needs more pairs one in turn, until none does."""
     rounds = max(sections)
     return [
         axis

@@ -27,7 +27,7 @@ DTYPES = [
 
 
 def place(layout, pair, member, pairs):
-    """Where member 0 or 1 of a pair stands in the rotated slice."""
+    """Return the index in the rotated slice of member 0 or 1 of a pair."""
     return pair + member * pairs if layout == "half" else 2 * pair + member
 
 

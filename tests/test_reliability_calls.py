@@ -121,7 +121,7 @@ def test_item_28_positions_beyond_every_table_follow_the_definition():
 
 
 def test_item_29_longrope_switches_after_the_last_trained_token():
-    """original_length tokens are still short; one more is long."""
+    """A sequence of original_length tokens has the short factors, one of a token more the long ones."""
     spec = sample_spec("longrope")  # trained with 8
     short, long = (
         1 / torch.tensor(getattr(spec.scaling, f), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""rerotate: rotated keys become keys rotated elsewhere, as if rebuilt from scratch."""
+"""rerotate: keys rotated at some positions become keys rotated at others, as if rebuilt from scratch."""
 
 from __future__ import annotations
 

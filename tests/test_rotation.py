@@ -167,7 +167,7 @@ def test_in_place_is_the_same_and_takes_no_memory_of_its_own(dtype, layout, back
 
 
 def test_in_place_on_slices_of_a_fused_projection():
-    """q and k lie in one tensor, between each other, and share no element."""
+    """q and k are interleaved in one tensor, and share no element."""
     spec = sample_spec()
     fused = torch.randn(B, S, (H + 2) * HEAD_DIM)
     before = fused.clone()

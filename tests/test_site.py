@@ -363,7 +363,7 @@ def test_pages_fit_every_screen_and_the_menu_opens(site, address, full, tmp_path
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 @pytest.mark.parametrize("language", ["english", "chinese"])
 def test_the_search_finds_the_right_page_first(site, language):
-    """The site's own search on the site's own index, for what people may ask."""
+    """Words that people may search for, given to the site's own search and index."""
     asked = tomllib.loads((ROOT / "tests" / "search_queries.toml").read_text(encoding="utf-8"))
     assert len(asked[language]) >= 30
     done = subprocess.run(

@@ -97,7 +97,7 @@ class TestExactness:
         assert errors(spec, [-(2**40), 1 - 2**40]) <= 5e-7
 
     def test_neighbouring_positions_have_other_cos_and_sin_up_to_2_to_the_40(self, spec):
-        """Float32 holds not every integer above 2^24."""
+        """From 2^24 on float32 does not hold every integer."""
         for far in (2**24, 2**31, 2**36, 2**40 - 1):
             here, there = torch.cat(cos_sin(spec, torch.tensor([far, far + 1])), dim=-1)
             assert not torch.equal(here, there)
