@@ -128,7 +128,9 @@ def test_what_is_no_config_is_refused():
 
 
 def test_a_text_part_without_a_type_has_that_of_the_model():
-    """Without a type, theta is that of the model's family; with one, that of the part's own."""
+    """A text part without a model_type has the default theta of the model's family; with a model_type
+    it has that of its own family.
+    """
     assert from_hf({"model_type": "qwen3_vl", "text_config": {"head_dim": 128}}).theta == 5e5
     assert (
         from_hf(

@@ -185,7 +185,7 @@ def test_a_flag_of_the_config_is_believed_and_kept(tmp_path):
     convert_checkpoint(tmp_path / "a", tmp_path / "b", "interleaved", "half")
     assert not (tmp_path / "b" / "pair_layout.json").exists()
     assert which_layout(tmp_path / "b").layout == "half"
-    # the same model inside another
+    # the same model as the text part of another
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     (tmp_path / "a" / "config.json").write_text(
         json.dumps({"model_type": "kimi_vl", "text_config": config})

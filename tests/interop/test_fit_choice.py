@@ -295,7 +295,9 @@ def test_the_sentences_name_the_other_method_its_gain_and_what_serving_it_takes(
 
 
 def test_the_best_method_that_a_config_can_express_is_the_recommended_one_if_it_can_be():
-    """DCA beats none, so that linear is taken; without DCA nothing tells linear from none."""
+    """With DCA measured, which beats the method `none`, linear is recommended; without DCA no measure
+    tells linear from `none`.
+    """
     none, linear, dca = ({"far_keys": missed(count)} for count in (4, 2, 0))
     found = decide({"none": none, "linear": linear, "dca": dca}, ["linear"])
     assert (found.recommended.method, found.in_config.method) == ("linear", "linear")

@@ -17,7 +17,7 @@ LONGEST = 2048
 
 
 def random_rope(draw: random.Random, rope_type: str, pairs: int) -> dict:
-    """A valid rope of one type with everything else drawn."""
+    """Return a valid rope of a type, with random values of its other keys."""
     factor = draw.choice([1.0, 1.5, 4, 8.0, 40.0])
     rope = {"rope_type": rope_type, "rope_theta": draw.choice([1e4, 5e5, 1e6, 123457.0])}
     if rope_type == "yarn":
