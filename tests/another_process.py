@@ -1,6 +1,4 @@
-"""Other processes of the tests: a file of tests in a process of its own, and functions in several
-processes at once.
-"""
+"""Run test files, or one function several times at once, in other processes."""
 
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ import torch.multiprocessing
 import ropewalk
 
 TESTS = Path(__file__).parent
-#: what the ranks of distributed tests need; imported once by the server that they are forked from,
-#: which takes seconds
+#: modules that the ranks of distributed tests need; importing them takes seconds, so the server from
+#: which the ranks are forked does it once
 SHARED = [
     "torch",
     "torch._dynamo",
@@ -31,7 +29,7 @@ SHARED = [
 def start_processes(
     work: Callable[..., None], arguments: tuple[Any, ...], count: int, join: bool = True
 ) -> Any:
-    """Call `work(rank, *arguments)` in `count` processes; none of them has what this process
+    """Call `work(rank, *arguments)` in `count` processes that inherit nothing which this process
     imported or started.
     """
     forkserver.set_forkserver_preload(SHARED)

@@ -24,7 +24,7 @@ FLAGS = (
     "--mute-audio",
     "--disable-background-networking",
     "--remote-debugging-port=0",
-    "--disable-ipc-flooding-protection",  # thousands of addresses in a row
+    "--disable-ipc-flooding-protection",  # tests open thousands of addresses in a row
     "--window-size=1280,1100",
 )
 
@@ -59,7 +59,7 @@ class Browser:
         self.process.wait(timeout=20)
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """Return the result of one DevTools command; events in between are kept."""
+        """Return the result of one DevTools command; events that arrive before it go to `events`."""
         self.count += 1
         self.socket.send(json.dumps({"id": self.count, "method": method, "params": params}))
         while True:
@@ -71,8 +71,8 @@ class Browser:
                 self.events.append(answer)
 
     def js(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression on the page; one that reads an element not
-        drawn yet is evaluated again.
+        """Return the value of a JavaScript expression on the page; while it reads an element that
+        is not drawn yet, it is evaluated again.
         """
         end = time.monotonic() + 45.0
         while True:
@@ -88,17 +88,17 @@ class Browser:
             time.sleep(0.1)
 
     def wait(self, expression: str, why: str, seconds: float = 45.0) -> Any:
-        """Return the value of the expression, as soon as it is true."""
+        """Return the value of the expression as soon as it is true; fail with `why` after `seconds`."""
         return _until(lambda: self.js(expression), f"{why}: {expression}", seconds)
 
     def open(self, address: str, until: str = "document.readyState === 'complete'") -> None:
-        """Open an address anew, and wait until an expression is true."""
+        """Load an address, even one that is open already, and wait until an expression is true."""
         self.send("Page.navigate", url="about:blank")
         self.send("Page.navigate", url=address)
         self.wait(f"location.href !== 'about:blank' && ({until})", "the page to be drawn")
 
     def size(self, width: int, height: int = 900) -> None:
-        """Set the size of the window; a narrow one is a phone."""
+        """Set the size of the window; below 600 pixels it counts as a phone."""
         self.send(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -143,7 +143,7 @@ class Browser:
         self.send("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def write(self, text: str) -> None:
-        """Replace the text of the focused field, and enter it."""
+        """Replace the text of the focused field, and press Enter."""
         self.js("document.activeElement.select && document.activeElement.select()")
         self.send("Input.insertText", text=text)
         time.sleep(0.2)  # the list of a select box follows what is typed

@@ -12,7 +12,7 @@ from ropewalk_cli.declare import as_command
 
 def call(capsys, *args) -> tuple[int, str, str]:
     """Run a command; return (exit code, stdout, stderr)."""
-    capsys.readouterr()  # what was said before is not this command's
+    capsys.readouterr()  # drops what was printed before this command
     code = 0
     try:
         cli.main([str(each) for each in args])

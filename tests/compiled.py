@@ -41,7 +41,7 @@ def _fresh():
 
 
 class Counted:
-    """aot_eager that counts the graphs it was given."""
+    """The compiler backend aot_eager, which here also counts the graphs it is given."""
 
     def __init__(self):
         self.graphs = 0
@@ -70,7 +70,8 @@ def test_a_compiled_rope_gives_the_eager_bits_without_a_graph_for_each_length(na
     skip_learnable(name)
     rope, counted = rw.Rope(sample_spec(name)), Counted()
     compiled = torch.compile(rope, fullgraph=True, backend=counted)
-    # scalings that read no length have the graph of the default
+    # without --full, a scaling that reads no length is tried at one length: its graph is like that
+    # of the default scaling
     for s in (3, 40, 17) if full or name == "default" or rope.spec.needs_length else (3,):
         q, k = q_and_k(s)
         given = WHERE[where](s)
@@ -105,7 +106,7 @@ def test_far_positions_follow_the_published_formulas(rule):
 
 @pytest.mark.parametrize("tables", [tables for tables in STRATEGIES if tables != "auto"])
 def test_every_table_strategy_compiles_to_the_eager_bits(tables):
-    """The same bits and gradients as the eager call, and the same bytes kept."""
+    """A compiled call gives the bits and gradients of the eager call, and keeps as many bytes."""
     rope = rw.Rope(sample_spec("yarn"), tables=tables)
     compiled = torch.compile(rope, fullgraph=True, backend="aot_eager")
     q, k = (x.requires_grad_() for x in q_and_k(600))
@@ -233,7 +234,7 @@ def test_unrotate_rerotate_and_the_drop_in_function_compile_to_eager_results():
         )
 
 
-def test_a_table_of_the_other_layout_is_refused():
+def test_a_compiled_call_refuses_a_table_of_the_other_layout():
     cos, sin = rw.Rope(rw.RopeSpec(HEAD_DIM, layout="interleaved")).cos_sin_hf(
         torch.arange(7)[None]
     )
@@ -264,7 +265,7 @@ def test_inductor_computes_the_eager_attention_scores():
         return (q @ k.mT).softmax(-1)
 
     compiled = torch.compile(scores, fullgraph=True, dynamic=True)
-    for s in (5, 9):  # neither is another size of q, so one graph serves both
+    for s in (5, 9):  # neither equals another size in q's shape, so one graph serves both
         q, k = torch.randn(2, B, H, s, HEAD_DIM)
         assert_close(compiled(q, k), scores(q, k))
 
@@ -307,8 +308,8 @@ def test_importing_the_package_is_enough_to_load_and_run_an_exported_program(tmp
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_norm_and_rotation_after_a_product_are_one_graph(cached):
-    """`qkv_norm_rope` and the `qk_norm_rope` in it, under fullgraph=True; with gradients where it
-    stores nothing.
+    """`qkv_norm_rope`, which calls `qk_norm_rope`, under fullgraph=True; its gradients are compared
+    only without a cache.
     """
     spec, positions = rw.RopeSpec(16, rotary_dim=12), torch.tensor([1, 5, 900_000])
     norm = QKNorm(torch.randn(16), torch.randn(16))

@@ -42,7 +42,7 @@ def modules_with_shapes() -> list[str]:
 def _seeded():
     if torch.cuda.is_available():
         torch.manual_seed(0)
-    else:  # torch.manual_seed would format the stack for each kind of device that is not there
+    else:  # torch.manual_seed would also format the stack for each kind of device that is missing
         torch.default_generator.manual_seed(0)
 
 

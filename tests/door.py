@@ -1,5 +1,5 @@
-"""Calls as users make them: without the suite's runtime type checks, which would answer before the
-package does.
+"""Calls as users make them: without the suite's runtime type checks, which would refuse a wrong
+argument before the package does.
 """
 
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ def assert_refused(field: str, call) -> RopeError:
     """
     with as_users_call(), pytest.raises(RopeError) as caught:
         call()
-    name = caught.value.field.split("[")[0]  # a list names the entry too: short_factor[3]
+    name = caught.value.field.split("[")[0]  # for a list, `field` names the entry: short_factor[3]
     assert name == field, str(caught.value)
     assert str(caught.value).startswith(field)
     return caught.value

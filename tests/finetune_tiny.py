@@ -36,8 +36,8 @@ def write_checkpoint(folder: Path, seed: int = 0, **changes) -> Path:
 
 
 def triplet_lines(count: int, seed: int) -> list[dict]:
-    """Return lines {A, B, C, label}: the nearer text contains 甲 and the other 乙, so one row alone
-    tells its score.
+    """Return lines {A, B, C, label}: of B and C, the text nearer to A contains 甲 and the other 乙,
+    so a model can score a text without reading A.
     """
     draw = random.Random(seed)
     lines = []

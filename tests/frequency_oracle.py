@@ -98,8 +98,8 @@ def _dynamic_yarn(d, theta, length, f):
 
 
 def _longrope(d, theta, length, f):
-    """LongRoPE: frequencies divided by a factor for each pair, which is another one beyond the
-    trained length.
+    """LongRoPE: each pair's frequency is divided by a factor, of one list up to the trained length and
+    of another beyond.
     """
     long = length is not None and length > f["original_length"]
     factors = f["long_factor"] if long else f["short_factor"]

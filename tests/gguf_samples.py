@@ -10,7 +10,7 @@ import numpy as np
 #: GGUF's numbers for the types of values and tensors
 UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64 = 4, 5, 6, 7, 8, 9, 10
 F32 = 0
-#: tokens of the tokenizer of `with_tokenizer`, without its special ones
+#: number of ordinary tokens in the tokenizer of `with_tokenizer`: 256 bytes and 3 merges
 VOCAB = 259
 MERGES = ["t h", "th e", "Ġ the"]
 
@@ -164,7 +164,9 @@ def llama_weights(
 
 
 def with_tokenizer(**changes) -> dict:
-    """Metadata of a model whose tokenizer is a byte-level BPE; generation ends at three tokens."""
+    """Return the metadata of a model with a byte-level BPE tokenizer; each of three tokens ends
+    generation.
+    """
     tokens = [*byte_tokens(), *(merge.replace(" ", "") for merge in MERGES)]
     special = ["<s>", "<end of text>", "<|im_end|>", "<end of message>", "<pad>"]
     keys = {
@@ -186,16 +188,16 @@ def with_tokenizer(**changes) -> dict:
 
 
 def log_probabilities(llama_cpp, path, tokens, vocab=VOCAB) -> np.ndarray:
-    """The log-probabilities of every next token that llama.cpp computes."""
+    """Return the log-probabilities that llama.cpp gives all tokens of the vocabulary after `tokens`."""
     params = llama_cpp.CommonParams()
     params.model.path, params.n_ctx, params.n_batch, params.n_ubatch = str(path), 512, 64, 64
     params.cpuparams.n_threads = 1
-    # float16 keys and values, the default, cost 4e-3
+    # llama.cpp's default, float16 keys and values, would add an error of 4e-3
     params.cache_type_k = params.cache_type_v = llama_cpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = llama_cpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     asked = {"prompt": tokens, "max_tokens": 1, "logprobs": vocab, "temperature": 1.0}
     server = llama_cpp.Server(params)
-    # an answer that ends at once has no probabilities: draw the token again
+    # if an end token is drawn, the answer is empty and has no probabilities: draw again
     answers = (server.handle_completions({**asked, "seed": seed}) for seed in range(50))
     drawn = next(each for each in answers if each["choices"][0]["logprobs"] is not None)
     tokens = drawn["choices"][0]["logprobs"]["content"][0]["top_logprobs"]

@@ -17,8 +17,8 @@ from ropewalk.kernels.request import Request
 from tensor_forms import tensors
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-#: worst error of a rotation of numbers of size 1: one rounding, and the float32 or float64
-#: arithmetic before it
+#: largest allowed error of a rotation of numbers of size 1, by dtype: one rounding of the result,
+#: and the float32 or float64 arithmetic before it
 TOLERANCE = {
     torch.float16: 2.0**-10,
     torch.bfloat16: 2.0**-7,
@@ -30,8 +30,8 @@ TOLERANCE = {
 #: is seen
 HEAD_DIM, ROTARY_DIM, ROTARY_START = 14, 10, 2
 
-#: every axis map over five pairs, except `axial`, which needs equal ladders for scalings with one
-#: factor for each pair
+#: every kind of axis map over five pairs; `axial` has six, because scalings with a factor for each
+#: pair need axes with equally many pairs
 AXES = {
     "one": None,
     "chunked": axes.chunked([2, 1, 2]),
@@ -122,8 +122,8 @@ def rotate_qk(
 
 
 def factors(spec: rw.RopeSpec, positions: Tensor, length=None, key: bool = False) -> np.ndarray:
-    """Return the complex number [..., S, pairs] that multiplies each pair: A e^{i F p}, summed over
-    the axes.
+    """Return the complex number [..., S, pairs] that multiplies each pair: A e^{i F p}, where F p is
+    summed over the axes.
 
     float64 angles: right to 1e-9 up to position 10^7. Frequencies come from the spec; their
     formulas have tests of their own.
@@ -186,8 +186,8 @@ def widest(backend: str, spec: rw.RopeSpec) -> tuple[torch.dtype, float]:
 
 
 def ulps(found: Tensor, exact: Tensor) -> float:
-    """Return the largest distance from the exact value, in units in the last place of it in
-    `found`'s dtype.
+    """Return the largest distance of `found` from `exact`, in units in the last place that the exact
+    value has in `found`'s dtype.
     """
     info = torch.finfo(found.dtype)
     unit = torch.exp2(torch.floor(torch.log2(exact.abs().clamp(min=info.tiny)))) * info.eps

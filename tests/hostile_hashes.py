@@ -1,4 +1,6 @@
-"""Hashes of links that try to run a script, to overflow, or to confuse the reader of a state."""
+"""Hashes of links that try to run a script, to overflow, or to confuse the page's code that reads
+its state from the hash.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +143,9 @@ def _value(draw: random.Random, name: str) -> str:
 
 
 def hashes(start: int, count: int) -> list[str]:
-    """Return the hashes with the numbers start ... start + count - 1; each is always the same."""
+    """Return the hashes with the numbers start ... start + count - 1; a number always gives the same
+    hash.
+    """
     found = []
     for index in range(start, start + count):
         draw = random.Random(index)

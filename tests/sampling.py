@@ -30,12 +30,12 @@ def full(request) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Leave out cases of tests marked `sampled`; a case that is asked for by its id always runs.
+    """Leave out cases of tests marked `sampled`, unless a case was asked for by its id.
 
     `sampled` keeps a few cases in which every value of every parameter occurs;
-    `sampled(by=["backend"])` does so for each backend, because one that is not installed skips all
-    its cases. `sampled(every=3)` keeps a third of the cases, drawn by the name of the test: another
-    third in the next test of the file.
+    `sampled(by=["backend"])` keeps such cases for each backend, because all cases of a backend that
+    is not installed are skipped. `sampled(every=3)` keeps a third of the cases, drawn with the name
+    of the test as seed, so that two tests with the same grid keep different thirds.
     """
     if config.getoption("--full") or any("[" in argument for argument in config.args):
         return
@@ -76,7 +76,7 @@ def sample(cases: Sequence[set[tuple]]) -> set[int]:
     """Return the indices of a few cases that have all values of all cases."""
     missing, chosen = list(cases), set()
     while any(missing):
-        # the case with most values that are still missing
+        # the case with the most values that no chosen case has yet
         best = max(range(len(cases)), key=lambda i: len(missing[i]))
         chosen.add(best)
         covered = missing[best]

@@ -1,5 +1,5 @@
-"""A Sphinx extension for test_site.py: few pages have the menu of all pages, which takes longer to
-make than most pages.
+"""A Sphinx extension for test_site.py: only a few pages get the menu of all pages, because making
+the menu takes longer than making most pages.
 """
 
 #: every depth of folders, and the pages that a browser opens

@@ -9,7 +9,9 @@ from ropewalk.tensor_frequencies import TensorFrequencies, ladder
 
 
 def tensors(spec, length=None) -> TensorFrequencies:
-    """[..., pairs], with an axis map [..., pairs, axes], with axes of each head [heads, pairs, axes]."""
+    """Return a spec's frequencies: radians [..., pairs], with an axis map [..., pairs, axes], and
+    with axes by head [heads, pairs, axes].
+    """
     found = ladder(spec, length)
     if spec.per_head:
         directions = torch.tensor(spec.axes.directions(), dtype=torch.float64, device="cpu")

@@ -133,7 +133,7 @@ MODULES = {module_of(path) for path in FILES}
 
 @cache
 def all_imports() -> dict[str, set[str]]:
-    """The modules of the package that each of them imports."""
+    """Return {module of the package: the modules of the package that it imports}."""
     return {
         module_of(path): {n for n in imports_of(path) if n in MODULES and n != module_of(path)}
         for path in FILES
@@ -156,7 +156,7 @@ def test_every_import_is_from_the_same_ring_or_an_inner_one(path):
 
 
 def circles(imports: dict[str, set[str]]) -> list[set[str]]:
-    """Every set of more than one node whose members all reach each other."""
+    """Return, for each name that reaches itself by imports, the set of all names that it reaches."""
 
     @cache
     def reached(start: str) -> frozenset[str]:
@@ -380,7 +380,7 @@ def test_every_name_in_a_list_of_public_names_exists(module):
 
 
 def test_no_two_classes_share_a_name():
-    """Except classes of `compat`, which have the names of what they replace."""
+    """Classes of `compat` are left out: they have the names of the classes that they replace."""
     found: dict[str, list[str]] = {}
     for path in FILES:
         if "compat" in path.parts:

@@ -36,7 +36,7 @@ def by_ernie(sections):
 
 
 def alternately(sections):
-    """Deal one pair to each axis that still wants one, over and over."""
+    """Return the axis of every pair: give each axis that needs more pairs one in turn, until none does."""
     rounds = max(sections)
     return [
         axis
@@ -210,7 +210,7 @@ class TestAgainstTransformers:
             torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
 
 
-def test_axial_is_the_image_encoder_of_qwen_vl():
+def test_axial_gives_the_tables_of_the_image_encoder_of_qwen_vl():
     transformers = pytest.importorskip("transformers")
     from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLVisionRotaryEmbedding
 
@@ -276,7 +276,7 @@ class TestMixed:
         assert torch.equal(rope(x, positions=at), rope(x, positions=elsewhere))
         assert not torch.allclose(rope(x, positions=at), rope(x, positions=elsewhere.flip(0)))
 
-    def test_half_of_a_heads_pairs_start_along_one_direction_and_half_across_it(self):
+    def test_half_of_a_heads_pairs_start_along_one_direction_and_half_at_a_right_angle_to_it(self):
         start = rw.Rope(self.spec).mixed.detach().double()
         pace = torch.tensor([10.0 ** (-j / 2) for j in range(2)], dtype=torch.float64)
         torch.testing.assert_close(
@@ -290,7 +290,7 @@ class TestMixed:
         torch.testing.assert_close(
             along / along.norm(dim=-1, keepdim=True), directions[:, None].expand(-1, 2, -1)
         )
-        # every head has another direction
+        # no two heads have the same direction
         assert torch.pdist(directions).min() > 1e-3
 
     def test_mixed_start_depends_on_the_seed(self):
@@ -362,7 +362,7 @@ def test_mixed_start_is_on_the_cpu_whatever_the_default_device():
     assert torch.equal(found, mixed_start(mixed))
 
 
-def test_interleaved_refuses_by_the_rule_that_it_states():
+def test_interleaved_refuses_sections_by_the_rule_in_its_error():
     """Height takes pairs 1, 4, 7, ... and width 2, 5, 8, ...: every third of range(pairs)."""
     for sections in itertools.product(range(1, 8), repeat=3):
         _, height, width = sections

@@ -93,7 +93,9 @@ def test_geometric_frequencies_have_equal_ratios_after_the_zeros(zeros):
 
 
 def test_tokens_are_the_axis_before_the_last_unless_said_otherwise():
-    """x [B, S, D] as well as [B, H, S, D]; forward counts from 0, as a call of the module does."""
+    """In x [B, S, D] as well as in [B, H, S, D]. `forward` counts positions from 0, so the first
+    token stays as it is.
+    """
     phase = torch.randn(SEQ, PAIRS, dtype=torch.float64)
     for shape in ((3, SEQ, 2 * PAIRS), (2, 3, SEQ, 2 * PAIRS)):
         x = torch.randn(shape, dtype=torch.float64)
@@ -104,7 +106,7 @@ def test_tokens_are_the_axis_before_the_last_unless_said_otherwise():
         assert_close(rw.Rope(SPEC).forward(x)[..., 0, :], x[..., 0, :])
 
 
-def test_trained_frequencies_keep_no_tables():
+def test_a_rope_with_trained_frequencies_keeps_no_tables():
     assert rw.Rope(rw.RopeSpec(8, scaling=fq.Learnable())).table_bytes(100) == 0
 
 
@@ -130,7 +132,7 @@ def test_an_emptied_cache_holds_no_bytes():
 
 
 class _Other(torch.Tensor):
-    """A tensor of another type, whose operations something may observe."""
+    """A subclass of Tensor: its code may observe every operation."""
 
 
 def test_a_call_with_one_tensor_subclass_counts_as_traced():
@@ -141,7 +143,7 @@ def test_a_call_with_one_tensor_subclass_counts_as_traced():
 
 
 class _Watched(TorchDispatchMode):
-    """Notes the operators that run."""
+    """A mode that records the names of the operators that run under it."""
 
     def __init__(self):
         super().__init__()
@@ -154,7 +156,9 @@ class _Watched(TorchDispatchMode):
 
 @pytest.mark.parametrize("needs_grad", [False, True])
 def test_a_traced_call_in_place_changes_its_tensors(needs_grad):
-    """An operator writes into them; where gradients are needed, the result is copied into them."""
+    """Without gradients, an operator writes into q and k; with gradients, an operator returns the
+    result, which is copied into them.
+    """
     q, k = torch.randn(2, 1, 2, SEQ, 2 * PAIRS, dtype=torch.float64)
     expected = [rw.Rope(SPEC, backend="reference").rotate(x) for x in (q, k)]
     mine = [x.clone().requires_grad_(needs_grad) * 1 for x in (q, k)]

@@ -197,8 +197,8 @@ print(resident_bytes() - before)
 )
 @pytest.mark.slow
 def test_many_specs_lengths_and_shapes_stay_within_the_bounds(full):
-    """Once the caches are full, further calls need hardly more memory, measured in a process of its
-    own, without the tests' type checks.
+    """Once the caches are full, further calls take hardly more memory; this is measured in another
+    process, without the tests' type checks.
 
     A cache has at most 4,096 entries, so the calls before the measurement fill all of them.
     """
@@ -206,5 +206,5 @@ def test_many_specs_lengths_and_shapes_stay_within_the_bounds(full):
     command = [sys.executable, "-c", MANY_CALLS, *map(str, calls)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    # the tables, and room for the allocator
+    # up to 8 MiB of tables; with --full, up to 24 MiB more for the allocator
     assert int(done.stdout) < ((8 + 24) << 20 if full else 8 << 20)

@@ -335,7 +335,9 @@ def test_errors_survive_a_process_boundary():
 @pytest.mark.parametrize("memory", ["whole", "slice"])
 @pytest.mark.parametrize("apart", [0, 1, 13, 14, 41, 42, 43, 97, 98, 99, 293, 294, 295, 400])
 def test_shared_memory_is_found_exactly(apart, memory):
-    """q and k in one buffer at every kind of distance, against a count of their elements."""
+    """q and k lie in one buffer at every kind of distance; the expected answer compares the numbers
+    of the elements that each of them holds.
+    """
     numbers = torch.arange(2000)
     strides = (294, 98, 14, 1) if memory == "whole" else (400, 42, 126, 1)
     at = lambda start, heads: numbers.as_strided((2, heads, 3, 14), strides, start)
@@ -374,8 +376,8 @@ def test_one_shared_element_is_enough_to_refuse_in_place():
 
 
 def test_views_of_unlike_strides_are_found_to_share_an_element():
-    """q holds the elements 0, 2, 4 of one memory, k 1, 4, 7, so they share element 4; if k begins
-    one element later, they share none.
+    """q holds the elements 0, 2, 4 of one memory and k 1, 4, 7: they share element 4. Then q holds
+    0, 2 and k 3, 7: they share none.
     """
     memory = torch.zeros(9)
     q = memory.as_strided((3,), (2,), 0)
@@ -392,8 +394,8 @@ def test_the_error_for_two_axes_states_the_shape_of_positions():
 
 
 def test_shared_elements_are_those_that_have_one_address():
-    """Random views, axes of one element with any stride among them, against the addresses written
-    out.
+    """Random views, some with axes of one element, whose stride does not matter. The expected answer
+    compares the addresses of all elements.
     """
     dice, memory = random.Random(0), torch.arange(400)
     seen = {True: 0, False: 0}
@@ -431,7 +433,7 @@ def test_the_length_of_a_row_is_one_past_its_largest_position_on_any_axis():
 
 
 def test_an_offset_may_be_an_integer_of_numpy():
-    """Such as one from an array of lengths."""
+    """Such as an element of an array of lengths."""
     x, spec = x_of(dtype=torch.float64), sample_spec()
     with as_users_call():
         found = rw.Rope(spec)(x, offset=np.int64(3))

@@ -104,7 +104,7 @@ def test_the_console_script_and_python_m_are_the_same_command_line():
         assert done.stdout == f"ropewalk {ropewalk.__version__}\n"
 
 
-def test_no_command_shows_the_help(capsys):
+def test_without_a_command_the_help_is_shown(capsys):
     code, out, err = call(capsys)
     assert code == 2
     assert "Usage" in out + err
@@ -441,7 +441,7 @@ BARE = {"model_type": "llama", "head_dim": 12, "rope_theta": 1e4}
 @pytest.mark.parametrize(
     ("config", "args", "says"),
     [
-        # the option of the same name has another value
+        # the wrong factor is the config's, not the one of --factor
         (
             {"max_position_embeddings": 64, "rope_scaling": {"rope_type": "linear", "factor": 0.5}},
             ("extend", "{config}", "yarn", "--factor", "4", "--overwrite"),

@@ -69,12 +69,12 @@ AXES = {
 
 
 def field_values(cls):
-    """The default values of a dataclass, also those that a caller has to give."""
+    """Return the default values of a dataclass by field; fields without a default are left out."""
     return {each.name: each.default for each in fields(cls) if each.default is not MISSING}
 
 
 def defaults(function):
-    """The default values of a function's parameters."""
+    """Return the default values of a function by parameter; those without a default are left out."""
     return {
         name: each.default
         for name, each in inspect.signature(inspect.unwrap(function)).parameters.items()

@@ -46,7 +46,7 @@ def test_ddp_changes_no_result_and_gives_every_parameter_a_gradient(group, name)
 @needs_torch_2_7("fully_shard needs an accelerator")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_fsdp2_in_mixed_precision_rotates_by_exact_angles(group):
-    """With weights and activations in bfloat16, their values are rotated by exact angles."""
+    """FSDP2 casts weights and activations to bfloat16, but not the angles by which they are rotated."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 

@@ -63,8 +63,8 @@ def test_float32_results_at_ten_million_are_off_by_few_roundings(theta, backend)
 
 @every_backend
 def test_float64_tensors_are_rotated_in_float64(backend):
-    """float64 input is rotated in float64, right to 1e-14 near and to the definition's own 1e-8 far
-    away.
+    """float64 input is rotated in float64: right to 1e-14 near position 0, and far away to 1e-8, the
+    error of the definition itself.
     """
     spec = rw.RopeSpec(128)
     x = torch.randn(1, H, 32, 128, dtype=torch.float64)
@@ -137,7 +137,7 @@ def test_a_row_head_or_token_rotated_alone_has_the_same_bits_as_in_the_whole_cal
     x = torch.randn(B, H, S, HEAD_DIM).to(dtype)
     positions = torch.randint(0, 60 if name == "xpos" else 2**33, (B, S))
     if name != "xpos":
-        positions[1] %= 1000  # near ones beside far ones
+        positions[1] %= 1000  # near positions in row 1, far ones in the others
     whole = rotate_it(x, positions)
     for row in range(B):
         assert torch.equal(rotate_it(x[row : row + 1], positions[row]), whole[row : row + 1])
@@ -171,7 +171,7 @@ def test_a_sequence_rotated_in_pieces_has_the_same_bits_as_in_one_call(name, dty
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope", "dynamic_yarn"])
 def test_each_row_follows_its_own_length(name):
-    """A long row beside a short one: each is as if it were alone."""
+    """In a call with a long and a short row, each rotates as if it were alone."""
     rope = rw.Rope(sample_spec(name))
     x = torch.randn(3, H, S, HEAD_DIM, dtype=torch.float64)
     positions = torch.stack([torch.arange(S), torch.arange(S) + 50, torch.arange(S) + 2])

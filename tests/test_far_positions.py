@@ -47,7 +47,7 @@ def test_every_backend_follows_the_formula(rule, backend, dtype):
         assert largest_error(found, expected(spec, positions)) <= LIMITS[bits], (spec, bits)
 
 
-#: the other scalings whose formula runs over numbers with 40 digits
+#: the scalings that are not in RULES and whose frequencies have 40 digits
 ALSO_EXACT = {
     "ntk_by_parts": fq.NtkByParts(4.7, 3000, ntk_weight=0.7, keep_weight=0.9),
     "proportional": fq.Proportional(1.7, 0.6),
@@ -92,7 +92,7 @@ def test_each_axis_follows_the_formula(rule):
 
 
 @every_rule
-def test_radians_are_the_rounded_digits(rule):
+def test_radians_are_the_40_digit_frequencies_rounded_to_float64(rule):
     for seed in range(8):
         spec = draw(rule, seed)
         plain, exact = ladder(spec), spec.ladder_frequencies()

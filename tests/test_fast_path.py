@@ -62,7 +62,7 @@ def test_tensors_that_require_gradients_take_the_fast_path_under_no_grad(monkeyp
         assert_rotated(rope(q, k, offset=9), (q, k), SPEC, torch.arange(9, 16))
 
 
-def test_slices_of_one_projection_go_straight_wherever_it_lies(monkeypatch):
+def test_slices_of_another_projection_of_the_same_form_take_the_fast_path(monkeypatch):
     rope, fused = rw.Rope(SPEC), [torch.randn(2, 7, 4, 10).transpose(1, 2) for _ in range(2)]
     rope(fused[0][:, :3], fused[0][:, 3:], offset=5)
     monkeypatch.setattr(rope_module, "make_request", slow_path)
@@ -71,8 +71,8 @@ def test_slices_of_one_projection_go_straight_wherever_it_lies(monkeypatch):
 
 
 def test_a_repeated_call_in_place_is_refused_if_its_q_and_k_share_memory(monkeypatch):
-    """Of two calls with the same shapes and strides, one may write over its own input and the other
-    not.
+    """Whether q and k share memory depends on their addresses, which may differ between calls with
+    the same shapes and strides.
     """
     rope, size = rw.Rope(SPEC), 2 * 7 * 10
     memory = torch.randn(4 * size)
@@ -103,7 +103,7 @@ def test_a_backend_that_prepares_nothing_may_be_called_twice():
         assert_rotated(rope(q, k, offset=start), (q, k), SPEC, torch.arange(start, start + 7))
 
 
-def test_frequencies_that_follow_the_length_are_never_remembered():
+def test_repeated_calls_follow_frequencies_that_depend_on_the_length():
     rope = rw.Rope(sample_spec("dynamic"))
     q, k = torch.randn(2, 3, 7, 14), torch.randn(2, 1, 7, 14)
     for start in (0, 30, 90):
@@ -113,7 +113,7 @@ def test_frequencies_that_follow_the_length_are_never_remembered():
         torch.testing.assert_close(rope(q, k, offset=start)[0], expected.float())
 
 
-def test_frequencies_that_are_trained_are_never_remembered():
+def test_repeated_calls_follow_frequencies_that_are_trained():
     rope, q, k = rw.Rope(rw.RopeSpec(10, scaling=rw.frequencies.Learnable())), draw(3), draw(1)
     for scale in (0.0, 0.3, -0.2):
         torch.nn.init.constant_(rope.log_scale, scale)
@@ -126,7 +126,7 @@ def test_frequencies_that_are_trained_are_never_remembered():
             assert_rotated(rope(q, k, offset=5), (q, k), fixed, torch.arange(5, 12))
 
 
-def test_no_more_kinds_are_kept_than_allowed(monkeypatch):
+def test_no_more_kinds_of_calls_are_kept_than_allowed(monkeypatch):
     fast_path.PREPARED.clear()
     monkeypatch.setattr(fast_path.PREPARED, "most_entries", 3)
     rope, kept = rw.Rope(SPEC), []
@@ -139,7 +139,7 @@ def test_no_more_kinds_are_kept_than_allowed(monkeypatch):
 def test_repeated_calls_at_positions_without_a_table_follow_the_definition(monkeypatch):
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     rope(q, k, offset=5)
-    # the launch plan is made once
+    # from the second call on, no backend is picked: the prepared kernel runs
     monkeypatch.setattr(fast_path, "pick", slow_path)
     for start in (-50, 2**20 - 3, 10**7):
         found = rope(q, k, offset=start)[0]
@@ -311,7 +311,7 @@ def test_a_replaced_or_overridden_forward_is_called_instead_of_the_fast_path():
     assert rope(q, k, offset=5) == "wrapped"
 
 
-def test_a_compiled_call_is_called():
+def test_the_compiled_form_of_a_rope_is_called_instead_of_the_fast_path():
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     rope(q, k, offset=5)
     rope._compiled_call_impl = lambda *_, **__: "compiled"  # what rope.compile() sets
@@ -319,7 +319,7 @@ def test_a_compiled_call_is_called():
 
 
 @pytest.mark.parametrize("graded", ["q", "k", "qk"])
-def test_a_kind_known_without_gradients_is_not_taken_for_one_with_them(graded):
+def test_a_call_repeated_without_gradients_has_gradients_when_they_are_needed(graded):
     rope, q, k = (
         rw.Rope(SPEC),
         draw(3).requires_grad_("q" in graded),
@@ -355,7 +355,7 @@ def test_autograd_notices_that_a_tensor_it_kept_was_rotated_in_place(known):
             product.backward()
 
 
-def test_more_kinds_of_calls_under_one_key_than_are_kept_follow_the_definition():
+def test_calls_of_more_kinds_than_are_kept_for_one_key_follow_the_definition():
     rope, xs = rw.Rope(SPEC), []
     for step in range(1, fast_path.MOST_PER_KEY + 4):
         xs.append((draw(3), torch.randn(2, 1, 7 * step, 10)[:, :, ::step]))
@@ -445,9 +445,9 @@ def test_q_and_k_side_by_side_in_memory_take_the_fast_path_in_place(monkeypatch,
     assert_rotated(rope(*xs, offset=9, inplace=True), given, SPEC, torch.arange(9, 16))
 
 
-def test_in_place_slices_of_one_projection_go_straight_wherever_it_lies(monkeypatch):
-    """Their memory is interleaved, so only the distance between them tells that this is what was
-    checked.
+def test_slices_of_another_projection_take_the_fast_path_in_place(monkeypatch):
+    """The memory of q and k is interleaved, so the fast path compares their distance in memory with
+    that of the checked call.
     """
     rope, fused = rw.Rope(SPEC), [torch.randn(2, 7, 4, 10).transpose(1, 2) for _ in range(2)]
     rope(fused[0][:, :3], fused[0][:, 3:], offset=5, inplace=True)
@@ -458,7 +458,9 @@ def test_in_place_slices_of_one_projection_go_straight_wherever_it_lies(monkeypa
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_torch_without_a_quick_allocator_makes_the_same_tensors(monkeypatch, dtype):
+def test_a_torch_without_the_quick_function_that_allocates_gives_the_same_tensors(
+    monkeypatch, dtype
+):
     fast_path.PREPARED.clear()
     monkeypatch.setattr(fast_path, "_compiled", None)
     rope, q, k = (
@@ -477,7 +479,7 @@ def test_a_torch_without_a_quick_allocator_makes_the_same_tensors(monkeypatch, d
         assert torch.equal(found, wanted)
 
 
-def test_a_torch_without_the_guard_takes_the_slow_path_and_is_right(monkeypatch):
+def test_a_torch_without_the_guard_of_the_fast_path_takes_the_slow_path_and_is_right(monkeypatch):
     fast_path.PREPARED.clear()
     monkeypatch.setattr(fast_path, "_Guard", None)
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)

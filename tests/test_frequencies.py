@@ -21,7 +21,7 @@ from ropewalk.tensor_frequencies import TorchNumbers, formula
 DIM, THETA = 10, 10_000.0
 SHORT, LONG = (1.0, 1.1, 1.3, 1.7, 2.5), (1.0, 2.0, 5.0, 20.0, 64.0)
 
-#: at least one instance of each scaling; in one of them no field has a value without effect
+#: name -> one or more scalings of that class, in at least one of which every field has an effect
 SAMPLES: dict[str, list[Scaling]] = {
     "default": [fq.Default()],
     "linear": [fq.Linear(1.0), fq.Linear(4.0), fq.Linear(2.5)],
@@ -150,8 +150,8 @@ def test_a_row_has_the_frequencies_of_its_own_length_whatever_the_other_rows(sca
 
 @pytest.mark.parametrize("scaling", [s for s in CASES if s.values[0].needs_length])
 def test_frequencies_are_on_the_device_of_the_lengths(scaling):
-    """Nothing is read back from a device and nothing is sent to it: the meta device would refuse to
-    mix.
+    """No number moves between the CPU and the device of the lengths: the meta device, which stands
+    for a GPU here, has no numbers to read and refuses CPU tensors.
     """
     found = formula(scaling, DIM, THETA, torch.tensor([5, 5000], device="meta"))
     assert found.radians.device.type == "meta"
@@ -272,11 +272,11 @@ def test_a_scaling_made_without_arguments_changes_no_frequency(name):
 
 
 def test_a_ramp_of_yarn_without_width_is_a_thousandth_wide():
-    """transformers' rule where beta_fast equals beta_slow: half way through the ramp, a pair is the
-    mean of both.
+    """transformers' rule where beta_fast equals beta_slow: a pair half way through the ramp gets the
+    mean of its plain and its interpolated frequency.
     """
     dim, theta, trained, factor = 16, 1e4, 4096, 8.0
-    # the ramp begins 0.0005 before pair 3
+    # the ramp begins 0.0005 of a pair before pair 3, so that pair 3 is in its middle
     beta = trained / (2 * math.pi) * theta ** (-2 * (3 - 0.0005) / dim)
     scaling = fq.Yarn(
         factor=factor, original_length=trained, beta_fast=beta, beta_slow=beta, truncate=False
@@ -394,7 +394,7 @@ def test_learnable_has_the_frequencies_magnitude_and_growth_of_its_start():
 
 
 def test_frequencies_may_be_given_as_a_list_or_a_tensor():
-    """Any frequencies at all can be given: the numbers of a list or of a tensor, one for each pair."""
+    """Any frequencies can be given, one number for each pair."""
     mine = torch.tensor([2.0, 0.25, 1e-3], dtype=torch.float64)
     with as_users_call():
         from_tensor, from_list = fq.Given(mine, 1.5), fq.Given([2, 0.25, 1e-3], 1.5)
@@ -498,8 +498,8 @@ def test_a_length_may_be_an_integer_of_numpy(scaling, kind):
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 1.01, 1.5, 2.0, 32.0])
-def test_the_magnitude_of_longrope_is_above_one_from_a_factor_of_one_on(factor):
-    """sqrt(1 + log s / log L), as LongRoPE states it; shorter than trained there is none."""
+def test_the_magnitude_of_longrope_is_above_one_for_factors_above_one(factor):
+    """sqrt(1 + log s / log L), as LongRoPE states it; for a factor s up to 1 the magnitude is 1."""
     longrope = fq.LongRope((1.0, 1.0), (2.0, 2.0), original_length=64, factor=factor)
     expected = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(64))
     found = formula(longrope, 4, 10_000.0, None).magnitude

@@ -1,5 +1,5 @@
-"""In float32 every formula runs in transformers' order of operations: the same bits, not the same
-digits.
+"""In float32 every formula runs in transformers' order of operations and gives its bits, not only
+nearly equal numbers.
 """
 
 import pytest
@@ -61,7 +61,7 @@ def test_linear_has_transformers_bits(dim, theta, factor):
 @pytest.mark.parametrize("seq_len", [None, 1, 2047, 2048, 2049, 4096, 10_001, 131_072, 1_000_003])
 @pytest.mark.parametrize(("dim", "theta"), SHAPES)
 def test_dynamic_at_the_length_a_forward_pass_has(dim, theta, seq_len):
-    """transformers calls it with a tensor, max(position_ids) + 1."""
+    """transformers gives dynamic NTK the length as a tensor, max(position_ids) + 1."""
     for factor in (1.0, 2.0, 3.7):
         length = None if seq_len is None else torch.tensor(seq_len)
         assert_same_bits(fq.Dynamic(factor, TRAINED), dim, theta, length, factor=factor)
@@ -126,8 +126,10 @@ def test_llama3_has_transformers_bits(dim, theta, factor, low, high, trained):
 
 
 @pytest.mark.parametrize(("dim", "theta"), SHAPES)
-def test_no_llama3_frequency_in_float32_is_outside_plain_over_factor_and_plain(dim, theta):
-    """A float64 result that is rounded at the end would break this, in the last bit."""
+def test_each_llama3_frequency_in_float32_is_between_plain_over_factor_and_plain(dim, theta):
+    """A frequency that is computed in float64 and rounded at the end could be outside by the last
+    bit.
+    """
     for factor, low, high, trained in LLAMAS:
         found = formula(
             fq.Llama3(factor, low, high, trained), dim, theta, dtype=torch.float32

@@ -88,8 +88,8 @@ def fresh(wheel) -> Path:
     venv.create(folder, with_pip=False, symlinks=True)
     inside = {"base": str(folder), "platbase": str(folder)}
     libraries = Path(sysconfig.get_path("purelib", vars=inside))
-    # a path in a .pth file is searched, but the .pth files there are not read: an editable install
-    # stays unseen
+    # Python searches a folder that a .pth file names, but reads no .pth files in it, so an editable
+    # install of ropewalk there stays unseen
     (libraries / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     commands = Path(sysconfig.get_path("scripts", vars=inside))
     run(
@@ -115,7 +115,7 @@ def test_the_wheel_has_every_file_of_the_package(wheel):
 
 
 def test_the_readme_rotates_patches_extends_and_makes_a_report():
-    """A rotated tensor, a patched model, an extended model and a report, each to be copied."""
+    """The README has lines to copy that rotate a tensor, patch a model, extend it and make a report."""
     python, shell = "\n".join(blocks("python")), "\n".join(blocks("sh"))
     steps = {"rotate": r"rope\(q, k", "patch": r"rw\.patch\(", "extend": r"rw\.extend\("}
     assert [step for step, call in steps.items() if not re.search(call, python)] == []
@@ -154,7 +154,7 @@ print(json.dumps(said))
 
 @pytest.fixture(scope="module")
 def said(fresh, folder) -> dict[str, str]:
-    """What `info` and the commands of the README print, by what `ropewalk` calls."""
+    """Return what `info` and the commands of the README print, by the words after `ropewalk`."""
     words = [["info", "--json"], *commands()]
     return json.loads(
         run([fresh / "python", "-c", ALL, json.dumps(words)], folder).splitlines()[-1]

@@ -29,8 +29,8 @@ each = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 
 
 def by_definition(x, spec, positions, sign=1):
-    """x [B, H, S, D] times A e^{i F p}, with the matrix F [heads, pairs, axes] and the head of
-    every group of queries.
+    """Return x [B, H, S, D] times A e^{i F p}, with the matrix F [key heads, pairs, axes]; H / key
+    heads consecutive heads of x share a row of F.
     """
     found = tensors(spec)
     groups = x.shape[1] // found.radians.shape[0]
@@ -106,7 +106,7 @@ def test_gradients_and_rerotated_keys_follow_the_definition(spec):
 @pytest.mark.parametrize("batch", [1, HEADS, 3])
 @pytest.mark.parametrize("rows", [True, False])
 def test_keys_move_between_specs_with_and_without_frequencies_per_head(batch, rows):
-    """Also where there are as many rows as heads, and where positions are the same in every row."""
+    """Even with as many rows as heads, and with positions that are the same in every row."""
     by_head, plain = (
         rw.RopeSpec(10, axes=axes.HeadAxes((0, -1, 0, 0), PAIRS, 1)),
         rw.RopeSpec(10, theta=500.0),
@@ -127,8 +127,8 @@ def test_keys_move_between_specs_with_and_without_frequencies_per_head(batch, ro
 
 
 def test_phases_stay_exact_far_away():
-    """At 2^40 a float64 angle is off by 1e-4; the distance between two far tokens gives the same
-    scores as between near ones.
+    """At 2^40 a float64 angle is off by 1e-4. With exact phases, two far tokens have the same score
+    as two near ones at the same distance.
     """
     for spec in (
         SPECS["by_head, interleaved"],
@@ -188,7 +188,7 @@ def test_golden_directions_have_the_published_values_and_are_spread_evenly():
     many = many.flatten(0, 1)
     assert_close(many.norm(dim=-1), torch.ones(256, dtype=torch.float64))
     angles = torch.atan2(many[:, 1], many[:, 0]).sort().values
-    assert angles.diff().max() < 8 * 2 * math.pi / 256  # no large gap between 256 directions
+    assert angles.diff().max() < 8 * 2 * math.pi / 256  # no gap of 8 times the mean of 256
 
 
 def test_golden_frequencies_grow_geometrically_along_the_directions():

@@ -59,7 +59,7 @@ def test_every_scaling_has_a_sample_of_its_class():
 @every_backend
 @every_layout
 @every_scaling
-def test_equals_the_definition_in_complex_numbers(name, layout, layout_out, backend):
+def test_a_rotation_equals_the_definition_in_complex_numbers(name, layout, layout_out, backend):
     for axis in AXES:
         spec = sample_spec(name, axis, layout=layout, layout_out=layout_out)
         positions = sample_positions(spec, B, S, high=60 if name == "xpos" else 1000)
@@ -78,13 +78,13 @@ def test_equals_the_definition_in_complex_numbers(name, layout, layout_out, back
 @every_scaling
 @given(start=st.integers(0, 2**40), step=st.integers(1, 50))
 @fuzzed
-def test_norm_is_kept_times_the_magnitude(name, backend, start, step):
+def test_the_norm_of_a_rotated_pair_is_its_norm_times_the_magnitude(name, backend, start, step):
     spec = sample_spec(name)
     dtype, tolerance = widest(backend, spec)
     x = torch.randn(1, H, S, HEAD_DIM, dtype=dtype)
     positions = start + step * torch.arange(S)
     if name == "xpos":
-        positions = positions % 100  # zeta^(m / 64) leaves the floats far away
+        positions = positions % 100  # zeta^(m / 64) overflows far away
     size = torch.from_numpy(abs(factors(spec, positions, length_of(spec))))  # [S, pairs]
     rotated = rotation.rotate(x, spec, positions, length=length_of(spec), backend=backend)
 
@@ -102,7 +102,7 @@ def test_norm_is_kept_times_the_magnitude(name, backend, start, step):
 def test_rotations_by_two_positions_add_up(name, m, n):
     """R_m R_n = R_{m+n} for the rotation alone, whatever the magnitude, at any distance."""
     spec = sample_spec(name, magnitude_on="scale")
-    # the growths of xPos at two positions add up, too, if its center is 0
+    # the growths of xPos at two positions multiply to that at their sum if its center is 0
     if name == "xpos":
         spec, m, n = spec.with_(scaling=frequencies.XPos(scale_base=64.0)), m % 100, n % 100
     x = torch.randn(1, 1, 1, HEAD_DIM, dtype=torch.float64)
@@ -205,7 +205,7 @@ def test_backward_is_the_transpose(name, layout, layout_out):
 @every_backend
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_turns_computed_by_hand_are_counter_clockwise(layout, backend):
-    """The three pairs rotate by a quarter turn, by an eighth backwards and by half a turn."""
+    """The three pairs rotate by a quarter turn, by an eighth of a turn backwards and by half a turn."""
     radians = (math.pi / 2, -math.pi / 4, math.pi)
     spec = rw.RopeSpec(6, scaling=frequencies.Given(radians=radians), layout=layout)
     half = [1.0, 2.0, 3.0, 10.0, 20.0, 30.0]  # pairs (1, 10), (2, 20), (3, 30)

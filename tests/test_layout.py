@@ -27,12 +27,12 @@ DTYPES = [
 
 
 def place(layout, pair, member, pairs):
-    """Where member 0 or 1 of a pair stands in the rotated slice."""
+    """Return the index in the rotated slice of member 0 or 1 of a pair."""
     return pair + member * pairs if layout == "half" else 2 * pair + member
 
 
 def converted_by_loop(vector, source, target, rotary_dim, rotary_start):
-    """One head, one dimension at a time."""
+    """Return the vector of one head in the layout `target`, moved dimension by dimension."""
     pairs = ((len(vector) - rotary_start) if rotary_dim is None else rotary_dim) // 2
     result = list(vector)
     for pair in range(pairs):
@@ -48,7 +48,7 @@ def bits(x):
 
 
 def random_of(dtype, *shape):
-    """Any bit pattern at all, NaNs included: a conversion must not look at the values."""
+    """Return a tensor of random bits, NaNs included: a conversion must not depend on the values."""
     return (
         torch.randint(
             0, 256, (*shape, torch.empty((), dtype=dtype).element_size()), dtype=torch.uint8
@@ -112,7 +112,7 @@ def test_the_same_layout_gives_a_copy(layout):
     assert same.data_ptr() != x.data_ptr()
 
 
-def test_is_the_permutation_of_llama_checkpoints():
+def test_convert_layout_is_the_permutation_of_llama_checkpoints():
     """Meta's interleaved rows to transformers' halves: view [heads, d/2, 2, in], swap the middle
     two.
     """
@@ -277,12 +277,12 @@ def test_the_packing_grouped_is_the_order_of_falcons_fused_qkv():
 
 
 class LooksBack:
-    """One attention head whose weights make every token look `back` steps back, written for one
-    layout.
+    """One attention head whose weights, in a given layout, make every token attend `back` tokens
+    back.
 
-    The input is a constant; its query is `c` and its key is `c` rotated by `back` steps, so the
-    score at distance d is a sum of |c_i|^2 cos((d - back) omega_i), largest at d = back. The loss
-    is what the head pays for naming that token.
+    The input is the same at every token; its query is `c` and its key is `c` rotated by `back`
+    steps, so the score at distance d is a sum of |c_i|^2 cos((d - back) omega_i), largest at
+    d = back. The loss is minus the log of the attention weight at that distance.
     """
 
     head_dim, theta, length, back, sharpness = 16, 100.0, 24, 5, 16.0
@@ -320,7 +320,7 @@ class TestProbe:
         head.convert(layout, other)
         assert probe_layout(head.loss).layout == other
 
-    def test_the_probe_finds_the_layout_a_model_was_trained_with(self, layout):
+    def test_the_probe_finds_the_layout_with_which_a_model_was_trained(self, layout):
         model = train_previous_token(layout)
         found = probe_layout(lambda other: model(other).item())
         assert found.layout == layout
@@ -339,8 +339,8 @@ def test_the_probe_names_a_layout_only_if_losses_differ_by_more_than_the_thresho
 
 
 def train_previous_token(layout):
-    """Learn from random weights to copy the token before; returns the loss on fresh data under a
-    given layout.
+    """Train a model with `layout` to name the previous token; return the function from the layout
+    that the trained model is read with to its loss on fresh data.
     """
     vocab, width, length = 12, 16, 20
     params = [

@@ -1,4 +1,6 @@
-"""JAX and MLX, where they are installed: against exact angles, and under jit, vmap and grad."""
+"""`ropewalk.jax` and `ropewalk.mlx`, where JAX and MLX are installed: rotations against exact angles,
+and under jit, vmap and grad.
+"""
 
 import importlib
 import subprocess
@@ -36,7 +38,7 @@ LIBRARIES = ("jax", "mlx")
 
 @pytest.fixture(params=LIBRARIES)
 def library(request):
-    """(ropewalk's module, a function to make an array of the library)"""
+    """Return (ropewalk's module for the library, the library's module of arrays)."""
     arrays = pytest.importorskip("jax.numpy" if request.param == "jax" else "mlx.core")
     return importlib.import_module(f"ropewalk.{request.param}"), arrays
 
@@ -174,7 +176,7 @@ def test_jit_vmap_and_grad_of_jax_give_the_rotation():
         np.testing.assert_allclose(each, third, atol=1e-6)
     weight = jnp.asarray(np.random.default_rng(1).standard_normal(q.shape), dtype=jnp.float32)
     gradient = jax.grad(lambda x: (rotate(x, None, positions, spec) * weight).sum())(q)
-    back = rotate(gradient, None, positions, spec)  # the gradient is the inverse rotation
+    back = rotate(gradient, None, positions, spec)  # the gradient is `weight` rotated backwards
     np.testing.assert_allclose(back, weight, atol=2e-6)
     assert rotate(q, None, jnp.arange(5), spec).shape == q.shape
 
@@ -217,7 +219,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_specs_without_tables_of_digits_are_refused(name):
+def test_specs_that_cannot_be_rotated_without_torch_are_refused(name):
     spec, options, message = WRONG[name]
     with pytest.raises(RopeError, match=message):
         levels.check_spec(spec, options.get("length"))
@@ -257,7 +259,9 @@ def test_a_missing_library_is_named_with_its_extra(name, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["int64", "uint32", "uint64", "int32", "int16", "uint8"])
 def test_positions_of_any_width_have_their_own_angles(library, kind):
-    """They are neither wrapped to 32 bits nor to a sign; JAX has 64 bits only if it is told so."""
+    """Positions are not cut to 32 bits, and unsigned ones do not become negative; JAX has 64-bit
+    integers only if that is switched on.
+    """
     module, xp = library
     limits = np.iinfo(kind)
     positions = np.array([0, 1, limits.max // 3, limits.max - 1, limits.min], dtype=kind)

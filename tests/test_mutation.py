@@ -1,5 +1,5 @@
-"""The tests can fail: a named test finds each of seven mistakes of real libraries, when it is put
-into the code; without --full, three mistakes are tried.
+"""The tests can fail: each of seven mistakes of real libraries is put into the code, and a test named
+beside it must fail; without --full, three mistakes are tried.
 
 `python tools/mutate.py` does the same with thousands of generated mutants.
 """

@@ -19,8 +19,8 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a 
 def build(
     folder: Path, compiler: str, **environment: str
 ) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """Return the finished run of `setup.py build_ext` with the shell script `compiler` as compiler
-    and a kernel of one line, and the path of the library to be built.
+    """Run `setup.py build_ext` with the shell script `compiler` as compiler and a kernel of one line;
+    return the finished process, and the path at which the library is to be built.
     """
     (folder / KERNELS).mkdir(parents=True)
     (folder / KERNELS / "cpu.c").write_text("int one(void) { return 1; }\n")

@@ -20,7 +20,7 @@ from helpers import DTYPES, HEAD_DIM, sample_positions, sample_spec
 from ropewalk import axes, ops, rotation
 
 B, H, S = 2, 2, 3
-# torch scripts its own decompositions for forward mode
+# forward-mode gradients use decompositions that torch compiles by torch.jit.script, which warns
 forward_mode = pytest.mark.filterwarnings(
     "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
 )
@@ -35,7 +35,9 @@ def small(**about):
 
 
 def rotated(name, layout="half", layout_out="half", **where):
-    """x, k -> rotated, at positions past the trained length."""
+    """Return a function that rotates x, or x and k, at two positions, of which one is past the
+    trained length.
+    """
     rope = rw.Rope(sample_spec(name, layout=layout, layout_out=layout_out))
     return lambda *xs: rope(*xs, positions=torch.tensor([3, 40]), **where)
 
@@ -247,7 +249,9 @@ def test_vmap_equals_a_loop(name, shape, seq_dim):
 
 @pytest.mark.parametrize("heads", [3, 4])
 def test_vmap_of_packed_tokens_keeps_heads_apart(heads):
-    """[T, H, D] with a table a head: as many samples as heads must not change places with them."""
+    """x is [T, H, D] and every head has a table. With as many mapped samples as heads, their axis
+    must not be taken for that of the heads.
+    """
     rope = rw.Rope(rw.RopeSpec(8, axes=axes.MixedAxes(num_heads=heads, pairs=4))).requires_grad_(
         False
     )
@@ -260,8 +264,8 @@ def test_vmap_of_packed_tokens_keeps_heads_apart(heads):
 
 
 def test_a_mapped_axis_that_shares_its_angles_costs_one_call(monkeypatch):
-    """If x alone is mapped, its mapped axis is one more axis of a single call; mapped angles need a
-    call each.
+    """If only x is mapped, one call rotates all samples; if positions are mapped too, each sample
+    takes a call.
     """
     rope, calls, execute = rw.Rope(sample_spec()), [], ops.execute
     monkeypatch.setattr(
@@ -310,8 +314,8 @@ def samples(dtype, layout, contiguous, grad):
 @pytest.mark.parametrize("name", ["rotate", "rotate_", "rotate_qk", "rotate_by_table", "cos_sin"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_op_passes_opcheck(name, dtype, full):
-    """Each op in each dtype; every layout, contiguity and gradient of it with --full, one mix of
-    them without.
+    """Each op in each dtype: with --full, every combination of layout, contiguity and gradients;
+    without, one of them.
     """
     every = itertools.product(["half", "interleaved"], [True, False], [True, False])
     mixed = [("interleaved", False, True)] if DTYPES.index(dtype) % 2 else [("half", True, False)]

@@ -77,7 +77,7 @@ def test_the_page_of_encodings_has_the_formula_of_the_paper(name):
 
 
 def magnitude_in(cell):
-    """The number of a cell for s = 4 and L0 = 32; None if it is none."""
+    """Return the value of a cell's formula for s = 4 and L0 = 32; None if it has no known formula."""
     return {
         "1": 1.0,
         "$0.1 \\ln s + 1$": 0.1 * math.log(4) + 1,
@@ -107,7 +107,7 @@ def test_the_page_of_scalings_says_which_of_them_have_a_magnitude_and_follow_the
             try:
                 spec = rw.RopeSpec(8, scaling=scaling_of(name))
             except (TypeError, rw.RopeError):
-                continue  # has values that it cannot be made without
+                continue  # this scaling cannot be made without arguments
             found = spec.ladder_frequencies(128).magnitude
             assert magnitude_in(magnitude) == pytest.approx(float(found), rel=1e-6), name
     assert rows["[`xpos`](#xpos)"][2] == "decays with distance"

@@ -43,7 +43,7 @@ ROWS = st.lists(st.lists(SEGMENTS, max_size=5), min_size=1, max_size=4)
 
 
 def walk(row, merge, time_merge, resume):
-    """Token by token, the rule as written down: [(time, height, width)] of one row."""
+    """Return [(time, height, width)] of one row by the published rule, token by token."""
     at, found = 0, []
     for segment in row:
         if isinstance(segment, Text):

@@ -22,14 +22,16 @@ NAN, INF = float("nan"), float("inf")
 NOT_NUMBERS = (NAN, INF, -INF, "4", "", None, True, False, [4.0], {}, 4j, 10**400)
 NOT_INTEGERS = (*NOT_NUMBERS, 4.0, 2**63)
 POSITIVE = (*NOT_NUMBERS, 0, -0.0, -1)
-#: values that are refused because a product with some length or period would not fit in a float32
+#: the numbers after those of POSITIVE are refused because a product with some length or period would
+#: not fit in a float32
 BOUNDED = (*POSITIVE, 0.999e-18, 1.001e18, 5e-324, 1e-308, 1.7e308)
 AT_LEAST_ONE = (*POSITIVE, 0.999, 1.001e30, 1e300)
-#: values that are refused because the square, or its inverse, would not fit in a float32
+#: the numbers after those of POSITIVE are refused because their square, or its inverse, would not fit
+#: in a float32
 MAGNITUDE = (*POSITIVE, 0.999e-18, 1.001e18, 1e-300, 1e300)
 LENGTH = (*NOT_INTEGERS, 0, -1)
 SHARE = (*NOT_NUMBERS, -0.001, 1.001)
-#: None means "not given" here
+#: without None, which these fields accept: it means "not given"
 OPTIONAL_MAGNITUDE = tuple(x for x in MAGNITUDE if x is not None)
 OPTIONAL_WEIGHT = (*(x for x in NOT_NUMBERS if x is not None), -0.001, 1.001e17)
 PAIR = (

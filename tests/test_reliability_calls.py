@@ -52,7 +52,7 @@ def test_item_22_every_path_has_a_backward():
 
 @pytest.mark.parametrize("backend", [None, *rw.kernels.BACKENDS])
 def test_item_23_24_25_every_row_and_head_rotates_by_its_own_position(backend):
-    """One token, several rows; rows with positions of their own; no head left behind."""
+    """Also with a single token in several rows, with positions for each row, and for the last head."""
     spec = sample_spec()
     for s in (1, S):
         x, positions = x_of(5, H, s, HEAD_DIM), torch.randint(1, 1000, (5, s))
@@ -121,7 +121,7 @@ def test_item_28_positions_beyond_every_table_follow_the_definition():
 
 
 def test_item_29_longrope_switches_after_the_last_trained_token():
-    """original_length tokens are still short; one more is long."""
+    """A sequence of original_length tokens has the short factors, one of a token more the long ones."""
     spec = sample_spec("longrope")  # trained with 8
     short, long = (
         1 / torch.tensor(getattr(spec.scaling, f), dtype=torch.float64)

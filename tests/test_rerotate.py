@@ -1,4 +1,4 @@
-"""rerotate: rotated keys become keys rotated elsewhere, as if rebuilt from scratch."""
+"""rerotate: keys rotated at some positions become keys rotated at others, as if rebuilt from scratch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ every_backend = pytest.mark.parametrize("backend", rw.kernels.BACKENDS)
 
 
 def rebuilt(k, spec, positions, length=None):
-    """float64 keys from the definition."""
+    """Return keys rotated by the definition, in float64."""
     return definition(k, spec, positions, length, key=True)
 
 
@@ -81,9 +81,9 @@ def test_keys_moved_to_another_spec_equal_rebuilt_ones(change, backend):
 
 
 @every_backend
-def test_magnitude_stays_unless_asked_for(backend):
-    """Keys with YaRN's magnitude moved to another factor: the old size by default, the new one with
-    match_magnitude.
+def test_rerotated_keys_keep_their_magnitude_unless_match_magnitude_is_given(backend):
+    """Keys with YaRN's magnitude, rerotated to another factor of YaRN, keep the magnitude of the old
+    factor by default and get that of the new one with match_magnitude.
     """
     spec, to = (
         sample_spec("yarn"),
@@ -118,8 +118,8 @@ def test_match_magnitude_works_if_the_rotated_slices_differ():
 
 @pytest.mark.parametrize("name", ["dynamic", "dynamic_yarn", "longrope"])
 def test_keys_follow_a_grown_length(name):
-    """Keys cached under one length, moved to the frequencies of another: what decoding past the
-    limit needs.
+    """Keys cached with the frequencies of one length are rerotated to those of a longer one, as
+    decoding past the trained length needs.
     """
     spec = sample_spec(name)
     k, positions = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64), torch.arange(S)
@@ -222,7 +222,7 @@ def test_rope_rerotates_with_its_own_settings_and_refuses_learned_frequencies():
     assert_refused("rerotate", lambda: learned.rerotate(k, before, after))
     error = assert_refused("rerotate", lambda: rope.rerotate(k, before, after, to=learned))
     assert error.value == learned.spec.scaling
-    # the module gives both, so the call does not accept them
+    # the module has its own backend and tables, so the call accepts neither
     for name in ("backend", "tables"):
         with pytest.raises(TypeError, match=name):
             rope.rerotate(k, before, after, **{name: "eager"})

@@ -48,7 +48,7 @@ def test_a_rope_has_no_state_and_a_call_changes_no_attribute(name):
 
 
 def through_a_file(module):
-    """As torch.save and torch.load do to a module, in memory."""
+    """Return the module after torch.save and torch.load, by way of memory."""
     buffer = io.BytesIO()
     torch.save(module, buffer)
     buffer.seek(0)
@@ -107,7 +107,7 @@ def test_autocast_changes_no_rotation_and_no_table(name, dtype):
 
 @every_scaling
 def test_first_called_under_inference_mode_then_trained(name):
-    """What was kept from an inference call can be saved for a backward."""
+    """Tables that a call under inference mode cached can be saved for a later backward."""
     rope = rw.Rope(sample_spec(name, theta=12_345.0))
     with torch.inference_mode():
         seen = rope(x_of(), x_of())[0]

@@ -167,7 +167,7 @@ def test_in_place_is_the_same_and_takes_no_memory_of_its_own(dtype, layout, back
 
 
 def test_in_place_on_slices_of_a_fused_projection():
-    """q and k lie in one tensor, between each other, and share no element."""
+    """q and k are interleaved in one tensor, and share no element."""
     spec = sample_spec()
     fused = torch.randn(B, S, (H + 2) * HEAD_DIM)
     before = fused.clone()
@@ -233,8 +233,8 @@ def test_layouts_that_are_not_contiguous(backend, inplace):
 @pytest.mark.parametrize("dtype", DTYPES)
 @both_layouts
 def test_random_strided_views_equal_contiguous(dtype, layout, backend, full):
-    """25 views here, 200 over dtypes and layouts, 1,000 of each with --full; whichever kernel a
-    view gets.
+    """25 random views for each backend, dtype and layout, with --full 1,000; without a named backend
+    each view takes the kernel that is picked for it.
     """
     dice = random.Random(7)
     memory = torch.randn(6000).to(dtype)

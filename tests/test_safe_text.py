@@ -14,7 +14,7 @@ from ropewalk.safe_text import shown
     [
         ("\x1b[31mred\x1b[0m", "\\x1b[31mred\\x1b[0m"),
         ("title\x1b]0;x\x07", "title\\x1b]0;x\\x07"),
-        ("\x9b31m", "\\x9b31m"),  # CSI of C1
+        ("\x9b31m", "\\x9b31m"),  # \x9b is the one-byte form of ESC [
         ("two\nlines\r\x7f", "two\\nlines\\r\\x7f"),
         ("abc\u202edcba", "abc\\u202edcba"),
         ("\u2066x\u2069\u200b\ufeff", "\\u2066x\\u2069\\u200b\\ufeff"),

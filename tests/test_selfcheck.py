@@ -1,5 +1,5 @@
-"""The self-check's oracle agrees with mpmath, its bounds hold here, and a broken kernel is caught
-by them.
+"""The self-check: its oracle agrees with mpmath, this machine is within its bounds, and a broken kernel
+is beyond them.
 """
 
 from decimal import Decimal
@@ -104,7 +104,7 @@ def test_every_backend_is_within_its_bound_or_says_why_not(name, dtype):
 
 
 def broken(change):
-    """The eager kernel with one thing wrong."""
+    """Return a backend that runs the eager kernel for changed requests, so that its results are wrong."""
 
     def run(xs, outs, request: Request):
         eager.run(xs, outs, change(request))

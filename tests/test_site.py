@@ -220,7 +220,9 @@ def test_every_registry_of_a_listed_module_is_in_the_reference(documented):
 
 @needs_sphinx
 def test_every_name_that_a_page_imports_is_in_the_reference(documented):
-    """Constants have no entry; a module has its page; the pages of jax and mlx need jax and mlx."""
+    """Left out are constants, which have no entry, modules, which have a page, and the names of
+    ropewalk.jax and ropewalk.mlx, which need JAX and MLX.
+    """
     missing = {}
     for page in PAGES:
         for module, name in imported_names(page):
@@ -361,7 +363,7 @@ def test_pages_fit_every_screen_and_the_menu_opens(site, address, full, tmp_path
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 @pytest.mark.parametrize("language", ["english", "chinese"])
 def test_the_search_finds_the_right_page_first(site, language):
-    """The site's own search on the site's own index, for what people may ask."""
+    """Words that people may search for, given to the site's own search and index."""
     asked = tomllib.loads((ROOT / "tests" / "search_queries.toml").read_text(encoding="utf-8"))
     assert len(asked[language]) >= 30
     done = subprocess.run(

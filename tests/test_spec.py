@@ -29,8 +29,8 @@ def pickled(value):
     return pickle.loads(pickle.dumps(value))  # noqa: S301 - its own bytes
 
 
-#: for every field, a value other than BASE's
 BASE = RopeSpec(12)
+#: for every field, a value other than BASE's
 OTHERS = {
     "head_dim": 14,
     "theta": 10_001.0,
@@ -65,7 +65,9 @@ def test_no_field_can_be_written():
 
 
 def test_a_spec_holds_its_fields_and_its_fingerprint():
-    """If an equal spec was made before, it also holds that spec, which `spec_of` returns."""
+    """A spec that equals an earlier one also holds (`_live`) the earlier one, which `spec_of` returns
+    for their fingerprint.
+    """
     assert set(vars(BASE)) - {"_live"} == {*OTHERS, "_fingerprint"}
 
 
@@ -187,8 +189,8 @@ def test_a_text_that_is_no_fingerprint_is_refused(key):
 
 
 def test_a_scaling_of_ones_own_is_not_taken_for_its_namesake():
-    """Classes of one name have formulas of their own, so they must have keys of their own; a
-    notebook defines them again.
+    """A notebook may define a class of the same name again with another formula, so the fingerprint
+    must depend on the class and not on its name alone.
     """
 
     def define(radians: float):
@@ -389,7 +391,7 @@ def test_a_slice_to_the_end_of_the_head_reaches_the_end_of_a_new_head_dim():
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.fingerprint)
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_replacing_the_layout_gives_the_spec_with_that_layout(spec, layout):
-    """`layout_out` follows a new layout unless it was another one, and so do the results."""
+    """`layout_out` follows a new layout, unless the spec had another `layout_out` than its layout."""
     changed = dataclasses.replace(spec, layout=layout)
     assert (changed.layout, changed == spec) == (layout, layout == spec.layout)
     assert changed.output_layout == (
@@ -462,7 +464,7 @@ def test_a_scaling_with_another_number_of_frequencies_is_refused(count):
 
 @pytest.mark.parametrize("make", [torch.tensor, np.array])
 def test_a_field_that_is_no_plain_value_is_refused(make):
-    """Its repr is rounded, so two different specs would share tables."""
+    """The repr of an array is rounded, so specs with different arrays would share tables."""
 
     @dataclasses.dataclass(frozen=True)
     class Table(Scaling):

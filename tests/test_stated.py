@@ -31,7 +31,7 @@ def test_the_printed_values_of_the_qwen3_walk_through():
     _, sin = rope.cos_sin_hf(torch.tensor([positions]), torch.float32)
     assert sin.shape == (1, 4, 128)
     assert [round(value, 4) for value in sin[0].mean(-1).tolist()] == printed
-    # with the base of the published Qwen3, 1,000,000, they would be others
+    # with 1,000,000, the base of the published Qwen3, the walk-through would print other values
     real = rw.Rope(rw.from_hf({"model_type": "qwen3", "head_dim": 128, "rope_theta": 1e6}))
     means = real.cos_sin_hf(torch.tensor([positions]), torch.float32)[1][0].mean(-1).tolist()
     assert [round(value, 4) for value in means] == [0, 0.0752, 0.1206, 0.1214]

@@ -97,7 +97,7 @@ class TestExactness:
         assert errors(spec, [-(2**40), 1 - 2**40]) <= 5e-7
 
     def test_neighbouring_positions_have_other_cos_and_sin_up_to_2_to_the_40(self, spec):
-        """Float32 holds not every integer above 2^24."""
+        """From 2^24 on float32 does not hold every integer."""
         for far in (2**24, 2**31, 2**36, 2**40 - 1):
             here, there = torch.cat(cos_sin(spec, torch.tensor([far, far + 1])), dim=-1)
             assert not torch.equal(here, there)
@@ -105,7 +105,9 @@ class TestExactness:
 
 @pytest.mark.parametrize("edge", [-1, 0, TWO_LEVEL_REACH - 1, TWO_LEVEL_REACH, TWO_LEVEL_REACH + 1])
 def test_positions_at_both_ends_of_the_two_level_table_are_exact(edge):
-    """A position just outside the table must not be read from it, even if it is the only one."""
+    """A position just outside the table must not be read from the table, even if the call has no
+    other position.
+    """
     assert errors(PLAIN, [edge]) <= 2**-25 + 1e-8
     assert errors(PLAIN, [5, edge]) <= 2**-25 + 1e-8
 
@@ -116,7 +118,7 @@ def exact_steps(radians: float) -> int:
     return (steps + 2**63) % 2**64 - 2**63
 
 
-def test_steps_are_the_nearest_64_bit_fraction_of_a_turn():
+def test_phase_steps_are_the_nearest_64_bit_fraction_of_a_turn():
     generator = torch.Generator().manual_seed(0)
     random = 10 ** (torch.rand(200, generator=generator, dtype=torch.float64) * 20 - 12)
     chosen = torch.tensor(
@@ -158,7 +160,7 @@ def test_cos_and_sin_of_a_phase_are_exact_where_it_wraps():
         assert abs(float(sin[i, j]) - mpmath.sin(angle)) < 4e-16 * math.pi
 
 
-def test_two_levels_equal_the_phase():
+def test_the_two_level_table_gives_the_cos_and_sin_of_the_exact_phase():
     spec = RopeSpec(64)
     positions = torch.cat(
         [
@@ -209,8 +211,8 @@ def test_cos_and_sin_of_a_position_do_not_depend_on_other_positions_or_the_dtype
             for new, old in zip(cos_sin(spec, again), (cos, sin), strict=True)
         )
     TABLES.clear()
-    # positions outside the two-level table are computed in another way, which must not change the
-    # rows of the others
+    # a position outside the two-level table is computed in another way; in the same call, this must
+    # not change the rows of positions inside it
     for mate in (2**20, -1, 2**40):
         mixed = cos_sin(spec, torch.tensor([1099, mate, 3]))
         assert all(

@@ -182,7 +182,7 @@ def test_eight_threads_get_the_same_rows_as_one(monkeypatch):
         (spec, n): [t.clone() for t in first_rows(spec, CPU, n)] for spec in specs for n in counts
     }
     TABLES.clear()
-    # two specs fit, so threads also evict under each other
+    # two specs fit, so threads also evict each other's tables
     monkeypatch.setattr(TABLES, "most_bytes", 400_000)
     wrong, start = [], threading.Barrier(8)
 

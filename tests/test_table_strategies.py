@@ -117,8 +117,8 @@ def test_far_positions_are_as_exact_with_every_strategy(tables, dtype, bits):
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
 @every_spec
 def test_auto_equals_two_level_and_full_equals_none_in_every_bit(name, backend):
-    """ "auto" and "two-level" agree in every bit, and so do "full" and "none"; cos and sin of both
-    differ by one last place.
+    """ "auto" and "two-level" agree in every bit, and so do "full" and "none"; between these two
+    groups cos and sin may differ in the last place.
     """
     spec = SPECS[name]
     q, k = q_and_k(spec, seq=700)
@@ -145,7 +145,7 @@ def test_auto_equals_two_level_and_full_equals_none_in_every_bit(name, backend):
 @every_spec
 @pytest.mark.parametrize("length", [1, 256, 700, 3000])
 def test_the_bytes_kept_are_those_that_table_bytes_returns(name, length, tables):
-    """Queries alone: keys may have rows of their own."""
+    """Only queries are rotated: for keys a rope may keep further rows."""
     spec = SPECS[name]
     rope = rw.Rope(spec, backend="eager", tables=tables)
     rope.rotate(torch.randn(1, 1, length, spec.head_dim))

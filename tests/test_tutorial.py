@@ -2,7 +2,6 @@
 
 import json
 import re
-import warnings
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -11,12 +10,9 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 def run(blocks: list[str], folder: Path, monkeypatch) -> dict:
     monkeypatch.chdir(folder)
     names = {"__name__": "__tutorial__"}
-    with warnings.catch_warnings():
-        # `extend` warns about engines that compute something else
-        warnings.simplefilter("ignore", UserWarning)
-        for place, block in enumerate(blocks):
-            # the documents are ours
-            exec(compile(block, f"block {place}", "exec"), names)  # noqa: S102
+    for place, block in enumerate(blocks):
+        # the documents are ours
+        exec(compile(block, f"block {place}", "exec"), names)  # noqa: S102
     return names
 
 

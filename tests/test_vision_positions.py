@@ -18,7 +18,7 @@ ROW = [Text(2), Image(4, 6), Text(1), Video(3, 2, 4, 2.0), Text(2), Video(4, 2, 
 
 
 def walk(row, origin, resume):
-    """Token by token: (time, height, width), and where the next token would be."""
+    """Return the (time, height, width) of each token of a row, and the position of the next token."""
     at, found = 0, []
     for segment in row:
         if isinstance(segment, Text):
@@ -144,7 +144,7 @@ class TestAugmented:
         modeling = pytest.importorskip("transformers.models.dinov3_vit.modeling_dinov3_vit")
         theirs = modeling.get_patches_center_coordinates(3, 5, torch.float64, torch.device("cpu"))
         assert_close(self.centres[:, 0].T, theirs)
-        # both draw every number at the upper end of its range
+        # both libraries then draw every random number at the upper end of its range
         monkeypatch.setattr(
             torch, "rand", lambda *sizes, dtype, device, generator: torch.ones(*sizes, dtype=dtype)
         )

@@ -85,8 +85,8 @@ SCALED = [
 def test_a_checkpoint_is_never_told_to_change_its_theta_or_to_replace_its_scaling(
     scaling, theta, served
 ):
-    """Its weights were trained with both; `from_hf` reads such a spec with precision
-    hf_frequencies.
+    """A spec read from a checkpoint has precision hf_frequencies; its weights were trained with its
+    theta and scaling.
     """
     spec = rw.RopeSpec(128, theta=theta, scaling=scaling, precision="hf_frequencies")
     for each in analysis.advise(analysis.Facts(spec, 512, served)):
@@ -167,7 +167,7 @@ def test_the_factor_is_rounded_up(served, factor):
     assert analysis.Facts(rw.RopeSpec(8), 4096, served).factor == factor
 
 
-def test_scalings_follow_the_whole_text_where_a_window_bounds_the_distances():
+def test_a_dynamic_scaling_follows_the_whole_text_even_if_a_window_bounds_the_distances():
     """A dynamic scaling reads the served length, 4096, although no distance exceeds 64."""
     dynamic = rw.RopeSpec(8, scaling=Dynamic(2.0, original_length=64))
     found = analysis.Facts(dynamic, 64, 4096, window=64).coverage.scaled
@@ -200,9 +200,9 @@ def test_a_window_bounds_the_distances_and_not_the_positions():
 
 
 @pytest.mark.parametrize(("width", "is_off"), [(1, False), (2, True)])
-def test_errors_are_the_largest_of_the_last_positions_in_the_width(width, is_off):
-    """Of 259 positions the last, 258, has a bfloat16 of its own; 257 becomes 256, which is one
-    radian off in the first pair.
+def test_an_error_is_the_largest_at_the_last_width_positions(width, is_off):
+    """Of 259 positions the last, 258, is a bfloat16 number; 257, which only a width of 2 includes,
+    becomes 256, one radian off in the first pair.
     """
     facts = analysis.Facts(rw.RopeSpec(8), 259, 259, methods=("bfloat16 positions",), width=width)
     assert (facts.errors["bfloat16 positions"] > 0.3) is is_off
@@ -214,7 +214,7 @@ def test_lengths_must_be_positive(values):
         analysis.Facts(rw.RopeSpec(8, scaling=Default()), *values)
 
 
-def test_the_page_shows_every_entry_of_the_guide():
+def test_the_page_about_inspect_shows_every_entry_of_the_guide():
     page = (
         (Path(__file__).parents[2] / "docs" / "inspect.md")
         .read_text(encoding="utf-8")

@@ -67,7 +67,7 @@ def test_costs_are_those_worked_out_by_hand(rows):
     pairs_of_tokens = LENGTH**2
     assert rows["rope"].tensor_bytes == HEADS * LENGTH * HEAD_DIM * 4
     assert rows["alibi"].tensor_bytes == HEADS * pairs_of_tokens * 8  # float64 until the last step
-    # met by queries, mixed into values
+    # NEZHA's vectors are multiplied with queries, and added to the values by their weights
     assert rows["nezha"].flops == 2 * (2 * HEADS * pairs_of_tokens * HEAD_DIM)
     assert rows["fire"].flops == 2 * pairs_of_tokens * 32 * (1 + HEADS)
     assert rows["none"].tensor_bytes == rows["none"].flops == rows["rope"].flops == 0
@@ -79,8 +79,8 @@ def test_only_the_scores_entry_grows_with_the_square_of_the_length(rows, name):
 
 
 def beyond(values):
-    """How far a list of curves [4 * LENGTH, n] leaves the range of its first LENGTH points, over
-    the widest range.
+    """Return how far any of n curves [4 * LENGTH, n] leaves the range of its first LENGTH points,
+    divided by the widest of these ranges.
     """
     seen, new = values[:LENGTH], values[LENGTH:]
     low, high = seen.min(axis=0), seen.max(axis=0)
@@ -159,7 +159,7 @@ def test_unknown_names_and_lengths_are_refused():
 
 
 def test_excess_of_scores_that_are_all_equal_within_the_length(monkeypatch):
-    """A bias that begins beyond the length has no range to compare with."""
+    """Within 16 tokens this bias is 0, so its range there is 0 and the excess is infinite."""
 
     class Horizon(Encoding):
         entry, linear = "scores", False

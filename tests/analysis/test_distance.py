@@ -79,7 +79,7 @@ def test_no_score_exceeds_the_abel_bound(seed):
     [
         vectors(5),
         np.ones((2, 2 * PAIRS)),
-        # the product of the first pair is large, which no step from 0 leads to
+        # the first pair's product is large, but the bound has no step from 0 to it
         (np.array([9.0, *[1.0] * (2 * PAIRS - 1)]), np.array([9.0, *[1.0] * (2 * PAIRS - 1)])),
     ],
     ids=["random", "only the last step is steep", "the first step is steep"],

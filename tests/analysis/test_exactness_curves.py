@@ -35,9 +35,10 @@ def test_true_angles_are_reduced_exactly(position):
 @pytest.mark.parametrize("method", analysis.COS_SIN_METHODS)
 @pytest.mark.parametrize("position", [100, 131_071, 10_000_000])
 def test_errors_by_definition_are_those_that_torch_makes(method, position):
-    """With the float32 frequencies of a checkpoint as the reference, only later rounding counts.
+    """Errors computed without torch (`plain_analysis`) are those computed with it. The reference has
+    a checkpoint's float32 frequencies, so only the rounding after them counts.
 
-    Frequencies that transformers rounds are up to two units from the exact ones rounded once.
+    The float32 frequencies of the two differ by up to two units in the last place.
     """
     spec = RopeSpec(64, precision="hf_frequencies")
     (ours,) = plain_analysis.error_curves(spec, [position], [method], width=64)[method]
@@ -198,15 +199,13 @@ def test_an_error_is_the_largest_of_cos_and_sin_at_the_last_five_positions(modul
 
 @pytest.mark.parametrize("module", [plain_analysis, analysis])
 def test_both_cos_and_sin_count(module):
-    """At position 0 of a still pair the cosine is 1 and the sine 0: rounding errs in neither; at
-    half a turn of a pair, sin alone is off.
-    """
+    """In the first two cases the cosine has the largest error, in the last one the sine."""
     half = RopeSpec(2, scaling=rw.frequencies.Given((float(np.float32(np.pi)),)))
-    (sine,) = module.error_curves(half, [257], ["bfloat16 positions"], width=1)[
+    (cosine,) = module.error_curves(half, [257], ["bfloat16 positions"], width=1)[
         "bfloat16 positions"
     ]
     # 257 becomes 256: from -1 to 1 in the cosine, and hardly anything in the sine
-    assert sine == pytest.approx(2.0, abs=1e-3)
+    assert cosine == pytest.approx(2.0, abs=1e-3)
     quarter = RopeSpec(2, scaling=rw.frequencies.Given((float(np.float32(np.pi / 2)),)))
     found = module.error_curves(quarter, [258, 259], ["bfloat16 positions"], width=1)
     # 258 is itself; 259 becomes 260: cos 0 -> 1 and sin -1 -> 0
@@ -220,7 +219,7 @@ def test_both_cos_and_sin_count(module):
 
 @pytest.mark.parametrize("position", [2**10, 2**20, 2**30])
 def test_bfloat16_positions_change_nothing_where_a_position_is_kept(position):
-    """A power of two has one bit, so what is left is the float32 angle of the same frequencies."""
+    """A power of two is a bfloat16 number, so "bfloat16 positions" has the errors of float32 angles."""
     for module in (plain_analysis, analysis):
         curves = module.error_curves(
             RopeSpec(128, precision="hf"), [position], ["hf", "bfloat16 positions"], width=1

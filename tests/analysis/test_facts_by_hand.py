@@ -22,7 +22,7 @@ def turns(length, *radians):
 
 
 def test_a_pair_that_turned_once_or_not_further_than_before_has_no_new_angles():
-    """Two formulas of the same number may differ in the last place, which is no new angle."""
+    """Two formulas for the same angle may differ in the last place; such a difference is no new angle."""
     seen = analysis.Coverage([0.3, 0.3, 0.3, 1.0, 0.999], [], [])
     reached = [0.3 * (1 + 1e-12), 0.3, 0.3001, 9.0, 9.0]
     assert seen.new_angles(reached) == [False, False, True, False, True]
@@ -48,7 +48,7 @@ def test_a_scaling_that_follows_the_length_is_taken_at_the_served_one_unless_ano
             None,
             ["kept", "faster", "blended", "interpolated"],
         ),
-        # without a fixed factor the most slowed pair is the interpolated one
+        # dynamic NTK has no fixed factor: the pair that it slows most counts as interpolated
         (
             rw.RopeSpec(8, scaling=Dynamic(factor=2.0, original_length=100)),
             400,
@@ -84,7 +84,7 @@ def test_a_band_says_what_the_scaling_does_to_a_pair(spec, length, expected):
 
 
 def by_search(radians, length):
-    """The first distance with a negative sum, one after the other."""
+    """Return the first distance with a negative sum of cosines, trying one distance after another."""
     for distance in range(1, length + 1):
         if math.fsum(math.cos(distance * value) for value in radians) < 0:
             return distance
@@ -108,7 +108,7 @@ def test_the_first_negative_sum_is_found_without_leaving_out_a_distance(name):
     radians = SERIES[name]
     first = by_search(radians, 5000)
     assert analysis.first_negative(radians, 5000) == first
-    if first is not None:  # the last distance is one of those that are looked at
+    if first is not None:  # the search includes its last distance, and stops there
         assert analysis.first_negative(radians, first) == first
         if first > 1:
             assert analysis.first_negative(radians, first - 1) is None
@@ -129,7 +129,7 @@ def test_facts_of_a_window_are_about_the_distances_within_it():
     assert facts.all_rows_bytes == 250 * 4 * 2 * 4  # positions, pairs, cos and sin, float32
     without = Facts(PLAIN, 100, 250)
     assert (without.trained_distance, without.served_distance) == (100, 250)
-    assert without.aliasing.repeating == 2  # 6.3 and 62.8 tokens
+    assert without.aliasing.repeating == 2  # these pairs turn once in 6.3 and in 62.8 tokens
     assert without.new_angles == 2
     assert Facts(PLAIN, 100, 200).factor == 2
     assert Facts(PLAIN, 100, 201).factor == 3
@@ -297,7 +297,9 @@ def test_libraries_are_named_by_how_they_compute_angles():
 
 
 def test_numbers_are_rounded_to_bfloat16_with_ties_to_even():
-    """Of 8 bits: 1 + 2^-8 is half way between 1 and 1 + 2^-7, and 1 + 3 / 2^8 goes up to even."""
+    """bfloat16 has 8 significant bits: 1 + 2^-8 is half way between 1 and 1 + 2^-7 and goes down to
+    the even 1; 1 + 3 / 2^8 goes up to the even 1 + 2^-6.
+    """
     from ropewalk.analysis.exactness import bfloat16
 
     for given, rounded in (

@@ -93,8 +93,8 @@ def test_coverage_counts_turns_before_and_after_scaling():
     assert found.trained == pytest.approx(plain * 128 / (2 * np.pi), rel=1e-12)
     assert found.unscaled == pytest.approx(plain * 512 / (2 * np.pi), rel=1e-12)
     assert found.scaled == pytest.approx(scaled * 512 / (2 * np.pi), rel=1e-12)
-    # 6 of 16 pairs complete a turn in 128 tokens at base 10,000; the other 10 see new angles unless
-    # slowed by 4
+    # 6 of 16 pairs complete a turn in 128 tokens at base 10,000; at 512 tokens the other 10 see new
+    # angles, unless they are slowed by 4
     assert sum(found.new_angles(found.unscaled)) == 10
     assert sum(found.new_angles(found.scaled)) == 0
 
@@ -184,7 +184,7 @@ def test_bands_of_a_clipped_scaling_are_those_of_its_factor():
 
 
 def test_a_ratio_that_is_rounded_up_is_still_interpolated():
-    """1 / 3 of some frequencies is an ulp above 1 / 3."""
+    """A frequency divided by 3 is rounded, so its ratio to the frequency may be an ulp above 1 / 3."""
     spec = rw.RopeSpec(64, scaling=frequencies.Linear(factor=3.0))
     assert max(analysis.stretch(spec)) > 1 / 3
     assert set(analysis.bands(spec)) == {"interpolated"}

@@ -61,7 +61,7 @@ WRONG_IN = {
         (name, "v"): [np.ones(3), np.ones((2, 8)), np.full((3, 2), NAN), None]
         for name in ("attend", "permutation_gap")
     },
-    # frequencies are optional there
+    # in these functions frequencies are optional, so None is right
     **{
         (name, "radians"): [each for each in FREQUENCIES if each is not None] + [[1.0]]
         for name in ("attend", "permutation_gap")
@@ -113,7 +113,7 @@ RIGHT = {
     "turns": (RADIANS, 64),
     "wavelengths": (RADIANS,),
 }
-#: public functions that take nothing but what another function made
+#: public functions left out here: they only take what another public function returns
 OTHERS = {"advise"}
 
 

@@ -26,7 +26,7 @@ def call(q_len=3, **visible):
 
 
 def by_loops(given, sees):
-    """softmax(scale q k) v, key by key; `sees(row, query, key)` says which keys count."""
+    """Return softmax(scale q k) v, key by key; `sees(row, query, key)` says which keys count."""
     out = torch.zeros_like(given.q)
     for b, h, i in torch.cartesian_prod(*(torch.arange(n) for n in given.q.shape[:3])).tolist():
         group = h // (HEADS // KV_HEADS)
@@ -40,7 +40,7 @@ def by_loops(given, sees):
 @pytest.mark.parametrize("name", ["sdpa", "math"])
 @pytest.mark.parametrize("q_len", [1, 3, KEYS])
 def test_causality_hides_later_keys_at_any_offset(name, q_len):
-    """One query is not always the last token: later keys stay hidden from it."""
+    """A single query may stand before the end of the keys; the keys after it stay hidden from it."""
     for offset in range(KEYS):
         given = call(q_len, causal=True, offset=offset)
         expected = by_loops(given, lambda b, i, j, offset=offset: j <= i + offset)
@@ -49,7 +49,7 @@ def test_causality_hides_later_keys_at_any_offset(name, q_len):
 
 @pytest.mark.parametrize("is_float", [False, True])
 def test_queries_without_keys_give_zero_whatever_the_kernel_returns(monkeypatch, is_float):
-    """Kernels of some devices return NaN there; torch's for CPU returns 0 by itself."""
+    """On some devices kernels return NaN for such queries; torch's CPU kernel returns 0 by itself."""
 
     def plain(q, k, v, mask, scale, **rest):
         k, v = (t.repeat_interleave(HEADS // KV_HEADS, dim=1) for t in (k, v))
@@ -156,7 +156,7 @@ def test_the_block_mask_of_flex_attention_hides_the_same_keys(monkeypatch, kind)
     visible, sees = FLEX[kind]
     given = call(**visible)
     flex._kept_block_mask.cache_clear()
-    for _ in range(2):  # the second call finds the block mask of the first, if it has no tensors
+    for _ in range(2):  # a block mask that depends on no tensor is kept for the second call
         torch.testing.assert_close(
             backends.run_flex(given)[0], by_loops(given, sees), atol=1e-10, rtol=1e-10
         )
@@ -166,7 +166,7 @@ def test_the_block_mask_of_flex_attention_hides_the_same_keys(monkeypatch, kind)
     flex._kept_block_mask.cache_clear()
 
 
-def test_a_block_mask_is_kept_for_training_too_but_not_out_of_a_captured_graph(monkeypatch):
+def test_a_block_mask_made_under_inference_mode_serves_training_but_no_captured_graph(monkeypatch):
     masks = []
 
     def kernel(q, k, v, block_mask, **rest):
@@ -199,7 +199,7 @@ def test_a_window_in_blocks_and_without_hidden_keys_equals_a_loop(
     for offset in range(KEYS):
         given = call(q_len, causal=causal, window=window, offset=offset)
         sees = lambda b, i, j, at=offset: abs(i + at - j) < window and (j <= i + at or not causal)
-        # fused kernels leave others undefined
+        # fused kernels give any value for queries that see no key
         alive = [i for i in range(q_len) if any(sees(0, i, j) for j in range(KEYS))]
         expected = by_loops(given, sees)[:, :, alive]
         part = trimmed(given)
@@ -240,7 +240,7 @@ def test_a_windowed_block_has_its_part_of_every_mask_and_bias(monkeypatch):
     )
 
 
-def test_trimmed_keeps_every_key_if_the_weights_are_wanted():
+def test_trimmed_leaves_out_no_hidden_key_if_the_weights_are_to_be_returned():
     given = call(1, causal=True, window=2, offset=5)
     assert trimmed(given).k.shape[2] == 2
     wanting = replace(given, wants_weights=True)

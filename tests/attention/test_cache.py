@@ -66,7 +66,7 @@ def test_in_bfloat16_a_shift_costs_at_most_two_ulp():
     cache.shift(torch.tensor([-900, 50]), encoding)
     built = filled(encoding, counted() + torch.tensor([[100], [1050]]), k, v).seen.k.double()
     ulp = 2.0 ** (built.abs().clamp(min=2.0**-20).log2().floor() - 7)
-    # both members of a pair carry the error of either
+    # a rotation mixes the members of a pair, so each may have the rounding error of the other
     reach = torch.maximum(ulp, ulp.roll(HEAD_DIM // 2, dims=-1))
     assert ((cache.seen.k.double() - built).abs() <= 2 * reach).all()
 
@@ -133,7 +133,7 @@ def test_beams_are_reordered_and_drafts_rolled_back():
 
 
 def test_beams_with_positions_on_several_axes_are_reordered():
-    """Positions are [axes, rows, tokens] then: rows are chosen, not axes."""
+    """Such positions are [axes, rows, tokens]: reordering must choose rows, not axes."""
     encoding, (k, v) = rotary(axes=rw.axes.chunked((2, 2, 1))), draw()
     positions = torch.randint(0, 50, (3, BATCH, SEQ))
     cache = filled(encoding, positions, k, v)
@@ -243,7 +243,7 @@ def test_moves_that_do_not_fit_are_refused(change, field):
     assert all(torch.equal(a, b) for a, b in zip(cache.seen, before, strict=True))
 
 
-def test_one_row_after_two_is_refused_by_the_layer_too():
+def test_one_row_is_refused_for_a_cache_of_two_rows():
     layer, cache = Attention(SIZES.model_dim, HEADS).double(), KVCache()
     x = torch.randn(2, 3, SIZES.model_dim, dtype=torch.float64)
     layer(x, cache=cache)
@@ -360,7 +360,7 @@ def test_a_cache_emptied_by_eviction_starts_again():
     ids=["mask of integers", "unknown backend", "weights", "mask of another size", "remapping"],
 )
 def test_a_call_that_fails_leaves_no_tokens_in_the_cache(kind, change, call):
-    """The cache goes on as if the call had not been made."""
+    """Later calls with the cache give what they would give without the failed call."""
     x = torch.randn(1, 8, SIZES.model_dim, dtype=torch.float64)
     layer = Attention(SIZES.model_dim, HEADS, remapping=change.get("remapping")).double()
     cache, untouched = KVCache(**kind), KVCache(**kind)

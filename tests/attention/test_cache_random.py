@@ -38,8 +38,8 @@ class Rows:
         return max((token.position for token in row if token.real), default=-1) + 1
 
     def attend(self, layer, x, padding):
-        """The layer's output for new tokens x, which join the rows; the oldest leave a sliding
-        cache afterwards.
+        """Return the layer's output for new tokens x and add them to the rows; for a sliding cache,
+        drop the oldest tokens afterwards.
         """
         heads = lambda proj: (x @ proj.weight.T).view(*x.shape[:2], -1, HEAD_DIM)  # [B, S, H, D]
         q, k, v = (heads(proj) for proj in (layer.q_proj, layer.k_proj, layer.v_proj))
@@ -81,7 +81,7 @@ class Rows:
         return out.transpose(0, 1) * torch.tensor(real)[:, None, None]
 
     def _slide(self, b):
-        """A row keeps its first real tokens and the latest of any kind."""
+        """Drop all tokens of a row but its first real ones and the latest, which may be padding."""
         row = self.rows[b]
         if self.kind != "sliding" or len(row) <= self.capacity:
             return
@@ -129,7 +129,7 @@ def assert_holds(cache, rows, rotates, message):
             msg=message,
         )
     expected = [rows.next_position(row) for row in rows.rows]
-    # a row of padding alone goes on at 0
+    # the next position of a row that is only padding is 0
     assert cache.next_positions.tolist() == expected, message
 
 
@@ -160,7 +160,7 @@ def random_step(draw, cache, rows, layer):
     elif name == "compact":
         cache.compact(layer.encoding)
         rows.compact()
-    elif cache.kind == "growing":  # the cache itself is appended to itself, further on
+    elif cache.kind == "growing":  # append a copy of the cache's tokens at later positions
         by = draw.randint(0, 9)
         cache.extend(cache, cache.seen.positions + by, layer.encoding)
         rows.change(lambda b, row: row + [token.moved(by) for token in row])
@@ -175,7 +175,9 @@ def random_cache(draw):
 
 
 def life(seed, layer):
-    """(outputs, expected outputs, inputs) of the appends in one random life of a cache."""
+    """Return (outputs, expected outputs, inputs) of the appended tokens in one random life of a
+    cache.
+    """
     torch.manual_seed(seed)
     draw = random.Random(seed)
     batch = draw.randint(1, 3)

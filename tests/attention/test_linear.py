@@ -73,7 +73,7 @@ def by_definition(
 
 @pytest.mark.parametrize("eps", [1e-3, 1e-5])
 def test_a_sum_of_weights_up_to_eps_counts_as_no_keys(rope, eps):
-    """Features so small that the sum of the weights grows past eps within the row."""
+    """Features are so small that only after some tokens of a row the sum of the weights exceeds eps."""
     q, k, v = (0.01 * q.abs() if i < 2 else q for i, q in enumerate(draw()))
     total = (q @ k.mT).tril().sum(-1)
     assert 0 < (total <= 1e-3).sum() < total.numel()
@@ -154,7 +154,7 @@ def test_cosine_weights_lie_between_zero_and_two(rope):
     q, k, _ = draw()
     identity = torch.eye(SEQ, dtype=torch.float64).expand(BATCH, HEADS, SEQ, SEQ)
     weights, _ = linear_attention(q, k, identity, rope, form="cosine", causal=False)
-    shares = weights * SEQ  # each is (1 + cos) / sum of them
+    shares = weights * SEQ  # a weight is (1 + cos) divided by the sum of these over the keys
     assert weights.min() >= 0
     torch.testing.assert_close(weights.sum(-1), torch.ones(BATCH, HEADS, SEQ, dtype=torch.float64))
     assert shares.max() < 2 * SEQ / (SEQ - 1 - SEQ * 0.9)
@@ -373,7 +373,7 @@ def test_the_kernels_refuse_the_form_rotated(rope):
 
 
 def test_a_rotated_denominator_can_be_near_zero_and_the_plain_one_cannot(rope):
-    """So outputs of "rotated" are many times those of "numerator" for some queries."""
+    """For some queries the outputs of the form "rotated" are then many times those of "numerator"."""
     torch.manual_seed(0)
     q, k, v = draw(seq=500)
     where, features = torch.arange(500), [PHI["elu"](x) for x in (q, k)]
@@ -488,7 +488,7 @@ def test_the_learned_scale_of_a_layer_is_the_sigmoid_of_three_at_first(monkeypat
 
 @pytest.mark.parametrize(("size", "kept"), [(9e-4, True), (2e-6, True), (5e-7, False)])
 def test_an_output_is_zero_only_where_its_denominator_is_at_most_a_millionth(size, kept):
-    """One key whose weight is `size`: its value, or 0."""
+    """There is one key, of weight `size`: the output is its value, or 0."""
     q, k = torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2)
     q[..., 0], k[..., 0] = size, 1
     v = torch.full((1, 1, 1, 3), 7.0)
@@ -499,7 +499,7 @@ def test_an_output_is_zero_only_where_its_denominator_is_at_most_a_millionth(siz
     assert decayed.flatten().tolist() == pytest.approx([7.0 if kept else 0.0] * 3)
 
 
-def test_the_rope_of_no_position_rotates_nothing_at_any_position():
+def test_identity_rope_rotates_nothing_at_any_position():
     x = torch.randn(1, 1, 4, 6, dtype=torch.float64)
     places = torch.tensor([0, 1, 10**9, 2**60])
     assert torch.equal(linear.identity_rope(6).rotate(x, places), x)
@@ -520,7 +520,7 @@ def test_numbers_of_16_bits_are_summed_in_float32(rope, form, dtype):
     wide, _ = linear_attention(*(t.double() for t in (q, k, v)), rope, form=form)
     assert out.dtype == dtype
     assert {state.kv_sum.dtype, state.k_sum.dtype} == {torch.float32}
-    # rounded once; a denominator near 0 makes the form "rotated" larger
+    # the result is rounded once; "rotated" is left out because its denominator may be near 0
     features = make_features(q, k, rope, torch.arange(SEQ), None, form, "elu", 1.0)
     assert {part.dtype for part in features} == {torch.float32}
     if form != "rotated":
@@ -529,7 +529,9 @@ def test_numbers_of_16_bits_are_summed_in_float32(rope, form, dtype):
 
 @pytest.mark.parametrize("form", ["numerator", "cosine"])
 def test_keys_are_rotated_as_keys(form):
-    """xPos shrinks queries and grows keys with their position: only so is the score relative."""
+    """xPos scales queries and keys in opposite ways with their position; if keys were rotated as
+    queries, scores would not depend on distances alone.
+    """
     rope = rw.Rope(rw.RopeSpec(head_dim=HEAD_DIM, scaling=rw.frequencies.XPos(scale_base=64.0)))
     q, k, _ = draw()
     near = make_features(q, k, rope, torch.arange(SEQ), None, form, "elu", 1.0)

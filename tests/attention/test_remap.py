@@ -159,8 +159,8 @@ def test_remapped_attention_equals_the_definition(name, kind, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_gives_the_same_output_and_log_sum_exp(monkeypatch):
-    """Run here without the compiler, which needs a GPU: the same masks, and -inf for queries
-    without keys.
+    """FlexAttention runs uncompiled here, because compiled it needs a GPU; both hide the same keys,
+    and a query without keys has a log-sum-exp of -inf.
     """
     module = pytest.importorskip("torch.nn.attention.flex_attention")
     monkeypatch.setattr(flex, "compiled", lambda: (module.create_block_mask, module.flex_attention))
@@ -179,7 +179,7 @@ def test_flex_attention_gives_the_same_output_and_log_sum_exp(monkeypatch):
 
 
 def test_remapped_attention_holds_a_bounded_part_of_the_scores(monkeypatch):
-    """No tensor of all scores is formed: the largest has MOST_SCORES entries."""
+    """No tensor of all scores is formed: the largest has at most MOST_SCORES entries."""
     monkeypatch.setattr(lse, "MOST_SCORES", 4096)
     sizes, block = [], lse._block
     monkeypatch.setattr(
@@ -191,7 +191,7 @@ def test_remapped_attention_holds_a_bounded_part_of_the_scores(monkeypatch):
     with torch.no_grad():
         layer(torch.randn(1, 300, MODEL_DIM))
     assert HEADS * max(sizes) <= 4096
-    # two pieces share the pairs below the diagonal; blocks add a little
+    # each causal pair is scored in one of two pieces; only the edges of blocks are scored needlessly
     assert 300 * 300 / 2 <= sum(sizes) < 300 * 300 * 0.6
 
 
@@ -232,7 +232,6 @@ def test_log_n_length_multiplies_the_queries(name):
 
 @methods
 def test_within_the_window_or_first_chunk_distances_are_the_true_ones(name):
-    """Within the window, or the first chunk, the distances are the true ones."""
     options = {"chunk": 21, "local": 5} if name == "dca" else {"window": 16}
     positions = torch.arange(16)
     distances = REMAPPINGS[name](**options).distances(positions, positions)
@@ -254,7 +253,7 @@ def test_no_distance_exceeds_the_trained_length(name, trained, served):
 
 @pytest.mark.parametrize("remapping", [ReRope(3, 4), DualChunk(6, 2, length=4)], ids=str)
 def test_rows_with_different_positions_equal_each_row_alone(remapping):
-    """Also the factor of the queries, which grows with the position."""
+    """Both remappings here also multiply queries by a factor that depends on the position."""
     torch.manual_seed(1)
     layer = Attention(
         MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, causal=True, remapping=remapping

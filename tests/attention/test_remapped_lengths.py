@@ -18,8 +18,8 @@ SEQ = 40
 )
 @pytest.mark.parametrize("kind", ["default", "shared", "uint8", "padding"])
 def test_remapped_pieces_use_the_frequencies_of_the_true_length(remapping, kind):
-    """The scores by definition: each row's frequencies at its last position + 1, times the remapped
-    distances.
+    """The expected scores rotate by the remapped distances, with the frequencies that each row has at
+    its length, the last position + 1.
     """
     torch.manual_seed(0)
     layer = Attention(32, 4, encoding=SPEC, remapping=remapping).double()

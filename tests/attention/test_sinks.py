@@ -55,7 +55,7 @@ def test_a_learned_sink_is_one_more_column_of_the_softmax(window):
     assert_close(found.out, expected, rtol=0, atol=1e-12)
     assert_close(found.weights, weights, rtol=0, atol=1e-12)
     with torch.no_grad():
-        made.sinks.fill_(-1e30)  # a sink of nothing
+        made.sinks.fill_(-1e30)  # these sinks get no weight
     plain = Attention(24, 4, 2, 8, window=window).double()
     plain.load_state_dict(
         {name: value for name, value in made.state_dict().items() if name != "sinks"}
@@ -79,7 +79,7 @@ def test_sinks_with_padding_or_a_cache_equal_the_plain_pass():
 @pytest.mark.parametrize("cached", [False, True])
 def test_blocks_of_queries_have_their_own_part_of_the_bias(encoding, cached, monkeypatch):
     made, x = layer(encoding=encoding), torch.randn(2, 9, 24, dtype=torch.float64)
-    expected = made(x).out  # one block
+    expected = made(x).out  # computed in one block
     # blocks of 2 queries, the last one shorter
     monkeypatch.setattr(lse, "MOST_SCORES", 2 * 4 * 9 * 2)
     calls = [{}, {"positions": torch.arange(9)}]

@@ -87,7 +87,7 @@ def test_attention_with_every_encoding_and_mask_equals_the_definition(name, kind
 
 
 class _Doubling(Rotary):
-    """Doubles q and k, and has a rope that it does not use."""
+    """An encoding that doubles q and k instead of rotating them by the rope that it holds."""
 
     def rotate(self, x, positions, *, key, length=None):
         return 2 * x
@@ -316,7 +316,7 @@ def test_a_length_dependent_magnitude_on_the_softmax_scale_is_refused():
     )
     with pytest.raises(RopeError, match="depends on the length"):
         make(spec, scale=None)
-    # its magnitude is always 1
+    # accepted: the magnitude of dynamic NTK is always 1
     make(spec.with_(scaling=frequencies.Dynamic(factor=2.0, original_length=4)), scale=None)
 
 

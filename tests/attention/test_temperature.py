@@ -40,7 +40,7 @@ def test_learned_temperatures_start_with_the_published_factors():
     assert got[0, :, 0].abs().max() == 0  # log 1
     assert {name: value.shape for name, value in ssmax.named_parameters()} == {"scale": (3,)}
     large = QueryTemperature(LearnedLog(scale=0.0, bias=1.0), 3).double()
-    assert torch.equal(large(q, torch.arange(8)), q)  # Mistral Large 4 starts without effect
+    assert torch.equal(large(q, torch.arange(8)), q)  # as in Mistral Large 4, training starts at 1
     numbers = tuple(torch.rand(2, 3, 1).double().requires_grad_())
     assert torch.autograd.gradcheck(
         lambda s, b: factor(LearnedLog(bias=1.0), torch.arange(4), scale=s, bias=b), numbers
@@ -52,7 +52,7 @@ def test_ssmax_equals_that_of_tabicl():
     q, ours = torch.randn(2, 3, 9, 4), QueryTemperature(LearnedLog(), 3)
     nn.init.uniform_(theirs.scales)
     ours.scale.data.copy_(theirs.scales.data)
-    # theirs takes one number of keys for all queries: query p sees p + 1
+    # theirs takes one number of keys for all queries, so it is called per query: query p sees p + 1
     expected = torch.cat([theirs(q[:, :, p : p + 1], p + 1) for p in range(9)], dim=2)
     torch.testing.assert_close(ours(q, torch.arange(9)), expected, atol=1e-6, rtol=1e-6)
 

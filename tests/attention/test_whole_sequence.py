@@ -121,7 +121,7 @@ def test_linear_attention_equals_the_definition(draws):
         )
         allowed = visible(torch.arange(seq), causal=causal, **tokens)
         expected = linear(q, k, v, counted(real, tokens["documents"]), allowed, **options)
-        # padded queries give any finite value
+        # padded queries may give any finite value, so they are not compared
         got, expected = (out * real[:, None, :, None] for out in (got, expected))
         close(got, expected, seed)
         for a, b in zip(*(gradients(out, [q, k, v]) for out in (got, expected)), strict=True):
@@ -168,8 +168,8 @@ def test_linear_attention_in_pieces_equals_the_whole(draws):
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 64])
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_document_number_used_again_is_the_same_document(chunk, causal):
-    """Row 0 is two documents of four and two tokens, row 1 two interleaved ones: as if each had a
-    row of its own.
+    """Row 0 holds two documents of four and two tokens, row 1 two interleaved ones; each document is
+    attended to as if it had a row of its own.
     """
     q, k, v = torch.randn(3, 2, HEADS, 6, HEAD_DIM, dtype=torch.float64)
     layer = Attention(6, HEADS, KV_HEADS, HEAD_DIM, causal=causal).double()

@@ -131,7 +131,7 @@ def test_a_group_is_replaced_by_its_shapes_without_repetition():
         assert heads == kv_heads
 
 
-def test_the_table_of_the_documents_shapes_sets_ways_beside_claims():
+def test_the_table_of_doc_shapes_shows_measured_times_and_memory_beside_claimed_ones():
     def row(contender, us, peak, shape="8x32x512x64", **more):
         return {
             "shape": shape,

@@ -53,7 +53,7 @@ def test_a_script_prints_its_rows_and_writes_them_with_the_machine(capsys, monke
     assert [json.loads(line) for line in path.read_text().splitlines()] == printed
 
 
-def test_two_trees_take_turns_in_being_first(monkeypatch, capsys, tmp_path):
+def test_two_source_trees_take_turns_in_being_timed_first(monkeypatch, capsys, tmp_path):
     import two_trees
 
     asked, times = [], {"old": iter((10.0, 12.0, 14.0)), "new": iter((20.0, 12.0, 7.0))}
@@ -138,13 +138,13 @@ def test_a_model_computes_the_same_with_each_kernel_and_without_it():
     import kernel_worth
 
     for kernel in kernel_worth.KERNELS:
-        if kernel.rows:  # of captured decode steps, which are for GPUs
+        if kernel.rows:  # a kernel of captured decode steps, which need a GPU
             continue
         model = Decoder(DecoderConfig(17, 24, 36, 2, 6, 2, **kernel.changes)).eval()
         tokens = kernel_worth.random_tokens(model, 1, 9)
         expected = model(tokens)
         with kernel.switched_off() as switch:
-            if kernel.instead == "torch's FlexAttention":  # it is for GPUs
+            if kernel.instead == "torch's FlexAttention":  # it needs a GPU
                 continue
             torch.testing.assert_close(model(tokens), expected)
         assert switch.called  # the model asks the function that is switched off

@@ -1,5 +1,5 @@
 """`ropewalk bench`: names are listed and checked, paths are checked before anything is timed, and
-brackets are printed.
+square brackets in names are printed as they are.
 """
 
 import json
@@ -25,7 +25,7 @@ TIMED = {
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The shapes and contenders that were measured."""
+    """Return the list of (shapes, contenders) for which measurements were asked."""
     calls = []
 
     def measure(shapes, contenders):
@@ -37,7 +37,7 @@ def asked(monkeypatch):
     return calls
 
 
-def test_the_table_has_times_memory_and_reasons_with_their_brackets(capsys, asked):
+def test_the_table_has_times_and_memory_and_square_brackets_are_no_markup(capsys, asked):
     code, out, err = command_line.call(capsys, "bench", "--device", "cpu")
     assert (code, err) == (0, "")
     row = next(line for line in out.splitlines() if "forward" in line)

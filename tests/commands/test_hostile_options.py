@@ -254,7 +254,7 @@ def quick(monkeypatch, tmp_path, files):
     monkeypatch.setattr(demo, "_run_studies", lambda out, *_: ({}, out / "report.html"))
     monkeypatch.setattr("ropewalk_lab.plots.write_all", write_all)
     monkeypatch.setattr(server, "serve", lambda *_: None)
-    outcome = Outcome(1, True, 1.0, 0.1)  # a stopped run is not evaluated
+    outcome = Outcome(1, True, 1.0, 0.1)  # True: the run was stopped, so it is not evaluated
     monkeypatch.setattr(
         runs, "Trainer", lambda *_, **__: types.SimpleNamespace(run=lambda: outcome)
     )
@@ -292,8 +292,8 @@ def hostile(command: str, parameter: Parameter, files: Path) -> list[str]:
 
 
 def changed(arguments: list[str], parameter: Parameter, place: int, value: str | None) -> list[str]:
-    """The arguments with `value` in place of the parameter's own; a flag, whose value is None, is
-    added. `place` counts arguments, and is that of this parameter if it is one.
+    """Return the arguments with `value` in place of the parameter's value; a flag (`value` None) is
+    added. If the parameter is positional, `place` is its index among the positional ones.
     """
     option = parameter.names[-1] if parameter.names else parameter.shown
     if value is None:
@@ -309,7 +309,7 @@ def changed(arguments: list[str], parameter: Parameter, place: int, value: str |
 
 
 def draws(command: str, arguments: list[str], files: Path) -> list[list[str]]:
-    """One run for each option and each hostile value of it."""
+    """Return the arguments of one run for each parameter and each hostile value of it."""
     found, place = [], 0
     for parameter in COMMANDS[command]:
         values = [None] if parameter.is_flag else hostile(command, parameter, files)

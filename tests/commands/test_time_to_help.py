@@ -52,5 +52,5 @@ def test_a_completion_imports_nothing_slow():
 
 
 def test_a_command_that_computes_imports_torch_and_numpy():
-    """`imported` sees slow imports where they happen."""
+    """The helper `imported` does see slow imports, so the tests above can fail."""
     assert {"torch", "numpy"} <= imported("info")

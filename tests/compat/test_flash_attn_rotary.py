@@ -18,13 +18,13 @@ LAYOUTS = pytest.mark.parametrize("interleaved", [False, True], ids=["half", "in
 
 
 def complex_pairs(x, interleaved):
-    """x [..., 2P] as complex [..., P]."""
+    """Return the pairs of x [..., 2P] as complex numbers [..., P]."""
     a, b = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
     return torch.complex(a.double(), b.double())
 
 
 def rotated(x, z, interleaved):
-    """x [..., S, H, D] with its leading dims multiplied by z [..., S, P]."""
+    """Return x [..., S, H, D] with the pairs of its first 2P dimensions times z [..., S, P]."""
     width = 2 * z.shape[-1]
     y = complex_pairs(x[..., :width], interleaved) * z.unsqueeze(-2)
     parts = (y.real, y.imag)
@@ -107,8 +107,8 @@ def test_apply_rotary_emb_torch_rotates_and_rotate_half_is_a_quarter_turn(interl
 
 
 def fused(kind):
-    """A fused projection, how to name its heads, and its q, k, v as views of whatever tensor is
-    given.
+    """Return a random fused projection, the arguments that name its heads, and a function that
+    returns the views q, k and v of such a projection.
     """
     if kind == "three":
         return torch.randn(B, S, 3, H, D), {}, lambda x: (x[:, :, 0], x[:, :, 1], x[:, :, 2])
@@ -158,7 +158,7 @@ def test_the_module_rotates_a_fused_projection(interleaved, kind, offset):
     rotary = flash_attn.RotaryEmbedding(DIM, base=500.0, interleaved=interleaved)
     assert rotary(qkv, seqlen_offset=offset, **named) is qkv
     start = offset.unsqueeze(-1) if isinstance(offset, torch.Tensor) else offset
-    # the module's frequencies are float32, as trained; from there on everything is exact
+    # the module's frequencies are float32, as trained; its angles are exact multiples of these
     z = torch.exp(1j * (start + torch.arange(S)).double().unsqueeze(-1) * rotary.inv_freq.double())
     for after, x, factor in zip(views(qkv), views(before), (z, z, torch.ones_like(z)), strict=True):
         near(after, rotated(x, factor, interleaved))

@@ -1,5 +1,5 @@
-"""Compared with rotary-embedding-torch itself where it is right, and with the definition where it
-is not.
+"""`ropewalk.compat.rotary_embedding_torch` against the original library where that is right, and
+against the definition where it is not.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def definition(x, freqs, positions):
     return torch.cat((rotated, x.double()[..., 2 * len(freqs) :]), dim=-1)
 
 
-def test_the_public_names_are_the_packages():
+def test_every_public_name_and_method_of_the_original_exists():
     names = {name for name in vars(peer) if callable(getattr(peer, name))}
     assert names <= set(ours.__all__)
     methods = {name for name in vars(peer.RotaryEmbedding) if not name.startswith("_")}
@@ -89,7 +89,7 @@ def test_rotating_queries_with_cached_keys_equals_the_original(name):
         assert_close(found, expected)
 
 
-def test_a_named_sequence_axis_wins_over_the_default():
+def test_a_seq_dim_that_is_given_replaces_the_default():
     mine, theirs = both()
     x = torch.randn(2, 7, 3, 13)
     assert_close(
@@ -113,8 +113,8 @@ def test_xpos_on_queries_and_keys_equals_the_original(name, first):
 
 
 def peer_keys(k, first, **given):
-    """k as the original rotates it before later queries; heads first, where its scales line up with
-    the tokens.
+    """Return k as the original rotates cached keys. It is given [B, H, S, D], because only in this
+    order its scales line up with the tokens.
     """
     k = k.transpose(1, 2) if first else k
     rotated = peer.RotaryEmbedding(10, use_xpos=True, **given).rotate_queries_with_cached_keys(
@@ -133,7 +133,8 @@ def test_xpos_decoding_gives_the_scores_of_the_whole_sequence(name, first):
     whole = torch.einsum(layout, *mine.rotate_queries_and_keys(q, k))
     decoded = mine.rotate_queries_with_cached_keys(last(q), k)
     assert_close(torch.einsum(layout, *decoded), whole[:, :, -2:])
-    # keys equal the original's; queries do not, because the original centres them on themselves
+    # keys equal the original's; queries do not, because the original takes the centre of xPos from
+    # the queries alone, not from the whole sequence
     assert_close(decoded[1], peer_keys(k, first, **XPOS[name]))
 
 

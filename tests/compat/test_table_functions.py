@@ -31,7 +31,7 @@ def ladder(dim, base):
 
 
 def minimind_frequencies(dim, base, end, scaling):
-    """(radians per step, magnitude) as MiniMind's code has them."""
+    """Return (radians per step, magnitude) by MiniMind's formulas."""
     radians = ladder(dim, base)
     if scaling is None:
         return radians, 1.0
@@ -64,8 +64,8 @@ def exact_rows(radians, magnitude, positions):
             1e4,
             {"original_max_position_embeddings": 16, "factor": 3.0, "attention_factor": 1.5},
         ),
-        # MiniMind cuts the upper end of the band of YaRN at the last pair, transformers at the last
-        # dimension; in this case the two differ
+        # MiniMind cuts YaRN's ramp at the last pair, transformers at the index of the last dimension;
+        # in this case the two differ
         (
             10,
             200_000,

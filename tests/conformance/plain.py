@@ -1,7 +1,7 @@
-"""A plain rope of its own, for numpy: it reads the configs of the vectors and shares no code with the package.
+"""A plain rope in NumPy: it reads the configs of the vectors and shares no code with the package.
 
-`bug` plants one public mistake. Everything else is as the definition has it.
-"""  # noqa: E501
+`bug` plants one bug that a public project had. Everything else is as the definition has it.
+"""
 
 import math
 
@@ -57,7 +57,7 @@ class Plain:
                     layout = "half" if layout == "interleaved" else "interleaved"
         if kind in ("cohere", "glm4", "gptj"):
             layout = "interleaved"
-        if self.bug == 1 and kind != "phi3":  # its lists of factors would not fit
+        if self.bug == 1 and kind != "phi3":  # phi3's lists of factors would not fit whole heads
             dims, start = head, 0
         if self.bug == 5 and scaling.get("rope_type") == "proportional":
             dims, scaling = int(head * fraction), {}
@@ -72,7 +72,7 @@ class Plain:
         key = (config["model_type"], dims, part)
         if self.bug == 20 and key in self.cache:
             return self.cache[key]
-        if self.bug == 3:  # the model was built with the first config
+        if self.bug == 3:  # the frequencies of the first config are used for later configs too
             key = (config["model_type"], dims, theta)
             if key in self.cache:
                 return self.cache[key]
@@ -145,7 +145,7 @@ class Plain:
         positions = positions if positions.ndim == 3 else positions[None]
         positions = self.seen(positions, config, part)
         length = int(positions.max()) + 1
-        if self.bug == 17 and config["model_type"] == "phi3":  # token by token
+        if self.bug == 17 and config["model_type"] == "phi3":  # short or long factors by token
             trained = config.get("original_max_position_embeddings", 0)
             parts = [self.inv_freq(config, part, n) for n in (trained, trained + 1)]
             w = np.where((positions[0] < trained)[..., None], parts[0][0], parts[1][0])
@@ -170,7 +170,7 @@ class Plain:
         return table.astype(self.table_dtype)
 
     def seen(self, positions, config, part):
-        """Return the positions that the rotation really uses."""
+        """Return the positions that the rotation uses; some bugs change them."""
         count, batch, tokens = positions.shape
         if self.bug == 8 and part == "draft" and count == 3:
             return np.broadcast_to(positions[:1], positions.shape)

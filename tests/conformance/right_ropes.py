@@ -35,8 +35,8 @@ class Right:
     # numbers in float32 or float64, as other code computes them
 
     def frequencies(self, config, part, length):
-        """Return frequencies and magnitude; without a scaling, or with linear, the frequencies are
-        computed as powers or by exp.
+        """Return frequencies and magnitude; without a scaling, or with linear, `self.power` says
+        whether frequencies are computed as powers or by exp.
         """
         _, dims, _, theta, scaling, _ = self.plain.read(config, part)
         kind = DTYPES[self.precision]

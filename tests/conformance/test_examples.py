@@ -1,4 +1,6 @@
-"""The example runners in JavaScript and C++ pass, and see a wrong rope."""
+"""The example runners in JavaScript and C++ pass their right ropes; the JavaScript one finds a wrong
+rope.
+"""
 
 import shutil
 import subprocess
@@ -50,7 +52,7 @@ def test_the_cpp_runner_passes(tmp_path):
     assert done.stdout.endswith(" 0 wrong\n")
 
 
-def test_the_page_shows_the_line_that_is_printed():
+def test_the_readme_of_the_examples_shows_the_line_that_the_javascript_runner_prints():
     shown = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     if shutil.which("node") is None:
         pytest.skip("node is not installed")

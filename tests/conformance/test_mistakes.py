@@ -1,5 +1,5 @@
-"""Every row of mistakes.toml: its numbers differ from the right ones, and from those of all other
-rows.
+"""Every row of mistakes.toml: the numbers that it predicts differ from the right ones and from those
+of every other row.
 """
 
 import pytest
@@ -8,16 +8,18 @@ from ropewalk_conformance import definition, groups, load
 from ropewalk_conformance.functions import KINDS
 from ropewalk_conformance.mistakes import EntryDifference, explain, mistakes
 
-#: enough groups for rows about tables and vectors
+#: groups of vectors that are tried with cos_sin and rotate, unless a mistake names its own
 FEW = ["default", "yarn", "layouts", "partial", "mrope", "batches", "drafts", "beyond-the-table"]
 FEW += ["indexer", "far", "longrope"]
-#: rows that predict no numbers, only a larger error of the right ones
+#: rows that predict no wrong numbers, but right numbers with a larger error
 TESTED_ELSEWHERE = {"angle_float32"}
 ROWS = [row for row in mistakes() if row.name not in TESTED_ELSEWHERE]
 
 
 def planted(mistake, function):
-    """Return the results of a function with a mistake: those that differ, and those that are right."""
+    """Return a function's results on the vectors with a mistake planted: the wrong ones, and those
+    that the mistake leaves right.
+    """
     kind, wrong, right = KINDS[function], [], []
     few = function in ("cos_sin", "rotate")
     for name in mistake.groups or (FEW if few else groups()):

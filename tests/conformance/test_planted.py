@@ -1,4 +1,4 @@
-"""Public bugs, planted into a plain rope one by one: each is found and named."""
+"""Bugs of public projects, planted into a plain rope one by one: each is found and named."""
 
 import pytest
 
@@ -33,7 +33,7 @@ PUBLIC = [
 ]
 
 
-#: groups that are run beside the one that shows a bug; --full runs all
+#: groups that are run beside the group that shows a bug; with --full all groups are run
 BESIDE = ["cached-tables", "extension", "default", "yarn"]
 
 

@@ -1,5 +1,5 @@
-"""Reports for other projects: one for each stack that differs, about the release and cells that were
-run, with the numbers of the vectors.
+"""Reports for other projects: one for each stack whose numbers differ from the vectors, about the
+release that was run, with numbers of the vectors.
 """
 
 import json
@@ -19,7 +19,9 @@ README = (REPORTS / "README.md").read_text(encoding="utf-8")
 
 
 def differing(stack: str) -> set[str]:
-    """Return the cells of a stack that differ for another reason than float32 angles."""
+    """Return the cells of a stack that differ from the vectors, without those of the group `far`,
+    where float32 angles are enough to differ.
+    """
     cells = STACKS[stack].get("cells", {})
     return {
         name
@@ -38,7 +40,7 @@ def test_every_stack_that_differs_has_a_report_or_a_reason():
         assert version == STACKS[stack]["version"]
 
 
-def test_table_lists_the_reports():
+def test_the_table_in_the_readme_lists_the_reports_and_their_releases():
     rows = re.findall(r"^\| \[([\w-]+)\]\(([\w-]+)\.md\) \| ([\d.]+) \|", README, re.M)
     assert sorted(rows) == [(name, name, STACKS[name]["version"]) for name in NAMES]
 

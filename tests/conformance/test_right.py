@@ -1,4 +1,4 @@
-"""Right ropes in many forms, types and conventions: no false alarm."""
+"""The runner passes right ropes in many forms, types and conventions, without a false alarm."""
 
 import random
 

@@ -17,7 +17,7 @@ from stacks import data, harness  # noqa: E402
 
 RESULTS = json.loads((ROOT / "results" / "stacks.json").read_text(encoding="utf-8"))
 RAN = {row["stack"]: row for row in RESULTS if "cells" in row}
-#: quick groups with a scaling that the stack has, and one that it has not
+#: groups that run quickly
 GROUPS = ["default", "linear", "partial", "layouts", "llama3"]
 
 
@@ -47,7 +47,7 @@ def test_every_reason_belongs_to_a_difference():
             assert reason["words"] in said, f"{row['stack']}: {reason['words']}"
 
 
-def test_page_is_made_from_the_data():
+def test_the_page_of_stacks_is_made_from_the_data():
     import tables
 
     text = (ROOT / "docs" / "stacks.md").read_text(encoding="utf-8")

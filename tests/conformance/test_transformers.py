@@ -44,6 +44,6 @@ def test_transformers_passes_every_table():
     report = run(cos_sin=cos_sin, arrays="torch")
     assert not report.failures, str(report)
     assert len(report.of(SAME)) >= 50
-    # its angles are float32 products: the optional group says so
+    # transformers' angles are float32 products, which only an optional group reports
     assert {finding.mistake for finding in report.findings} == {"angle_float32"}
     assert {each.group for each in report.findings[0].results} == {"far"}

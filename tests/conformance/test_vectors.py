@@ -25,7 +25,7 @@ WITH_FREQUENCIES = [
     for case in load(name)["cases"]
     if "inv_freq" in case
 ]
-# "default" has every field of a rope, "softmax-scale" and the others what is beside it
+# "linear" has every field of a rope, the other groups have what stands beside a rope
 REGENERATED = ["linear", "softmax-scale", "cache-move", "permutation", "video-positions", "gguf"]
 
 
@@ -119,7 +119,9 @@ def test_the_package_reads_the_same_rope_from_a_gguf_file(case, tmp_path):
 
 @pytest.mark.parametrize("name", groups())
 def test_the_runner_computes_the_same_numbers(name):
-    """The definition in floats, which mistakes are made of, agrees with the exact vectors."""
+    """The runner's definition in floats, into which mistakes are planted, agrees with the exact
+    vectors.
+    """
     group = load(name)
     least = 1e-6 if name == "far" else 1e-9  # float64 angles at 2^31
     for case in group["cases"]:
@@ -131,7 +133,7 @@ def test_the_runner_computes_the_same_numbers(name):
 
 
 def test_rotations_are_those_of_the_tables():
-    """q and k of every case, from its cos and sin and the two dimensions of each pair."""
+    """The rotated q and k of a case are its q and k rotated by its cos and sin."""
     for name in groups():
         for case in load(name)["cases"]:
             if "rotation" not in case:
@@ -144,7 +146,7 @@ def test_rotations_are_those_of_the_tables():
                 assert found == pytest.approx(flat(given[f"{x}_expected"]), abs=1e-12)
 
 
-def test_every_bug_names_a_thread_or_a_release():
+def test_every_bug_in_the_vectors_names_its_thread_or_the_release_where_it_was_seen():
     for name in groups():
         for bug in load(name)["bugs"]:
             assert ("thread" in bug) != ("seen" in bug), name

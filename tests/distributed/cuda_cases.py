@@ -48,8 +48,8 @@ def case(engine, order, dtype, encoding=None, kv_heads=HEADS):
 
 
 def gathered_by_host(x, gather_dim, group):
-    """Return what all_gather_tensor would, for two ranks on one GPU, which NCCL refuses and gloo
-    cannot do.
+    """Return what all_gather_tensor would return: with two ranks on one GPU NCCL refuses this call,
+    and gloo cannot make it.
     """
     return torch.cat(tuple(gather(x.cpu())), dim=gather_dim).to(x.device)
 

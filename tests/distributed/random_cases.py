@@ -256,13 +256,15 @@ DRAWS = {
 
 
 def everything(draws) -> dict:
-    """Return {name: {seed: error or traceback}} of the draws that differ from the definition."""
+    """Return {name of a case: {seed: error or traceback}}, with the draws alone that differ from the
+    definition.
+    """
     return {name: wrong_ones(name, case, draws) for name, case in DRAWS.items()}
 
 
 def wrong_ones(name, case, draws):
     """Return {seed: error or traceback} of the draws of a case whose error exceeds the bound."""
-    # frequencies that depend on the length have the accuracy of a phase
+    # the layer's frequencies depend on the length, so its angles have the accuracy of 64-bit phases
     found, bound = (
         {},
         1e-7 if name == "layer" else 1e-10,

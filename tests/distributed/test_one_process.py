@@ -234,7 +234,9 @@ def test_a_parameter_that_the_bias_does_not_use_has_no_gradient(alone):
 
 
 def test_queries_and_keys_may_have_different_positions(alone):
-    """The bias reads q's for queries and k's for keys; causality goes by the order of the tokens."""
+    """The bias reads q_positions for queries and k_positions for keys; which keys causality hides
+    depends on the order of the tokens, not on positions.
+    """
     encoding, q_positions, k_positions = (
         _SteepAndSpare().double(),
         torch.tensor([9, 4, 1, 7]),
@@ -250,7 +252,7 @@ def test_queries_and_keys_may_have_different_positions(alone):
     got = ring_attention(q, k, v, **options, tile=3)
     scores = q @ k.mT - 0.3 * (q_positions[:, None] - k_positions)
     expected = scores.masked_fill(torch.ones(4, 4).triu(1).bool(), -math.inf).softmax(dim=-1) @ v
-    torch.testing.assert_close(got, expected, atol=1e-7, rtol=0)  # 0.3 is a float32
+    torch.testing.assert_close(got, expected, atol=1e-7, rtol=0)  # the steepness 0.3 is a float32
 
 
 @pytest.mark.parametrize(
@@ -258,7 +260,9 @@ def test_queries_and_keys_may_have_different_positions(alone):
 )
 @pytest.mark.parametrize(("kv_heads", "seq"), [(4, 5), (2, 5), (2, 2)])
 def test_torchs_engine_is_causal_attention_on_one_rank(alone, monkeypatch, kv_heads, seq, needed):
-    """Its context and mesh need a GPU, so both are left out here; cuda_cases.py has them."""
+    """The context manager and the mesh of torch's engine need a GPU: they are replaced here, and
+    tested in cuda_cases.py.
+    """
     entered = []
     monkeypatch.setattr(
         context_parallel,
@@ -286,7 +290,7 @@ def test_torchs_engine_is_causal_attention_on_one_rank(alone, monkeypatch, kv_he
 
 
 def test_torchs_context_parallel_accepts_our_placeholder_buffer(alone):
-    """Entered on a CPU, where it has no attention kernels, and left again."""
+    """torch's context manager is entered and left on a CPU, where it has no attention kernels."""
     pytest.importorskip(
         "torch.distributed.tensor.experimental", reason="this torch has no context parallel"
     )

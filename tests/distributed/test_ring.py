@@ -36,7 +36,8 @@ from ropewalk.encodings.base import Encoding
 from ropewalk.errors import RopeError
 from torch_release import needs_torch_2_7
 
-# KERPLE and FIRE are float32 whatever x is
+# largest allowed error by a word in the case's name; the biases of KERPLE and FIRE are float32 even
+# where x is float64
 BOUNDS = {
     "bfloat16": 0.02,
     "float32": 1e-5,
@@ -73,7 +74,7 @@ def failures(results, holds):
 @pytest.mark.parametrize("comparing", [0, 2])
 @pytest.mark.parametrize("kind", ["encoding", "linear", "softmax"])
 def test_many_ranks_equal_one_process_forward_and_backward(found, kind, comparing):
-    """Ranks 0 and 2 are the first of their groups, which compare."""
+    """Of the two groups of two ranks, each has its first rank (0 and 2 of the world) compare."""
     of_kind = lambda name: (
         next((k for k in ("encoding", "linear") if f"ranks, {k}" in name), "softmax") == kind
     )

@@ -66,7 +66,7 @@ def test_ring_attention_refuses_options_that_it_does_not_compute(alone, field, o
 
 
 def test_context_parallel_training_refuses_linear_attention(alone):
-    """Its layers would attend to the tokens of their own rank only."""
+    """Layers with linear attention would see only the tokens of their own rank."""
     sizes = {
         "vocab_size": 17,
         "hidden_size": 16,
@@ -84,7 +84,7 @@ def test_context_parallel_training_refuses_linear_attention(alone):
 
 
 def test_linear_attention_in_a_ring_refuses_frequencies_that_depend_on_the_length(alone):
-    """Each rank would rotate by the length of its own tokens."""
+    """Each rank would take the number of its own tokens for the length."""
     rope, x = (
         rw.Rope(rw.RopeSpec(8, scaling=rw.frequencies.Dynamic(2.0, original_length=4))),
         torch.randn(1, 2, 6, 8),

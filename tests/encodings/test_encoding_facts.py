@@ -25,7 +25,7 @@ FACTS = {
     "rope_alibi": ("qk", True, False, False, False),
     "rope_bias": ("qk", True, False, False, False),
     "pope": ("qk", True, False, False, False),
-    "fope": ("qk", False, False, False, False),  # sums of several frequencies
+    "fope": ("qk", False, False, False, False),  # a pair mixes several frequencies: not relative
     "alibi": ("scores", True, False, False, False),
     "t5": ("scores", True, False, False, False),
     "t5_causal": ("scores", True, False, False, True),

@@ -28,14 +28,14 @@ def make(name):
 
 
 def at(encoding, positions):
-    """Positions on as many axes as the encoding has; on all axes the same."""
+    """Return positions for as many axes as the encoding has, the same on each axis."""
     axes = {"ImageRotary": 2, "VideoRotary": 3}.get(type(encoding).__name__, 1)
     return positions if axes == 1 else positions.view(1, 1, -1).expand(axes, 1, -1)
 
 
 def scores(encoding, positions):
-    """What attention scores would be for fixed tokens at these positions, by all three entry
-    points.
+    """Return the attention scores of fixed tokens at these positions: with the encoding's change of
+    the embeddings, of q and k, and its bias.
     """
     torch.manual_seed(2)
     x = torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64)
@@ -289,8 +289,8 @@ def test_t5_adds_the_learned_bias_of_the_bucket_that_transformers_computes(name,
 
 @pytest.mark.parametrize(("name", "few", "near"), [("t5", 3, 2), ("t5_causal", 1, 4)])
 def test_t5_refuses_buckets_that_hold_no_distance(name, few, near):
-    """With 8 buckets, the distances below 2 (4 if causal) have their own, so `farthest` must be
-    beyond them.
+    """With 8 buckets, each distance below 2 (below 4 if causal) has its own bucket, so `farthest`
+    must be larger.
     """
     sizes = Sizes(num_heads=2, head_dim=4, model_dim=8, length=16)
     for field, options in (

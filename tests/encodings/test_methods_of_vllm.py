@@ -1,4 +1,4 @@
-"""FoPE and dual chunk attention compared with vLLM's own modules, where it is installed."""
+"""FoPE and dual chunk attention compared with vLLM's modules, where vLLM is installed."""
 
 import os
 

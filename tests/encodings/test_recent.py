@@ -27,8 +27,8 @@ PLACES, CHANNELS = (
     torch.arange(12, dtype=torch.float64)[:, None],
     torch.arange(D, dtype=torch.float64),
 )
-#: the fixture of all published numbers: [1, 1, 12, 8], float64, half layout, theta 1e4, unscaled
-#: scores
+#: q and k [1, 1, 12, 8] for which the published scores are stated: in float64, half layout, theta
+#: 1e4, not scaled by 1 / sqrt(head_dim)
 Q, K = (
     (0.5 * PLACES + CHANNELS).cos()[None, None],
     (0.3 * PLACES + 0.7 * CHANNELS).sin()[None, None],
@@ -54,7 +54,7 @@ def test_pope_gives_the_published_numbers():
     near(scores(pope)[0, 0, 3, [1, 3]], [2.953679, 3.605677])
     torch.nn.init.constant_(pope.delta, -math.pi / 2)
     near(scores(pope)[0, 0, 3, 1], -0.974405)
-    torch.nn.init.constant_(pope.delta, 1.0)  # clamped to 0
+    torch.nn.init.constant_(pope.delta, 1.0)  # a positive delta counts as 0
     near(scores(pope)[0, 0, 3, 1], 2.953679)
 
 

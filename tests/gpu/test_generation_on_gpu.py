@@ -88,7 +88,8 @@ def test_generations_on_two_cuda_streams_give_the_tokens_of_the_plain_path():
     found = []
     for stream, prompt in zip(streams, prompts, strict=True):
         with torch.cuda.stream(stream):
-            # so long a product that the first generation has not begun when the second is started
+            # this product takes so long that the first generation is still waiting when the second
+            # one is started
             large @ large
             found.append(model.generate(prompt, 30, graph=True))
     torch.cuda.synchronize()
@@ -144,7 +145,7 @@ def test_bfloat16_logits_of_a_captured_step_are_as_near_to_float64_as_the_plain_
 def test_a_captured_step_at_the_width_of_a_model_is_as_exact_as_the_plain_path(
     rows, dtype, middle, monkeypatch
 ):
-    """Wide enough that tiles have their full depth and fill the shared memory."""
+    """The model is so wide that tiles have their full depth and fill the shared memory."""
     sizes = {"hidden_size": 1024, "intermediate_size": middle, "head_dim": 128, "num_layers": 2}
     monkeypatch.setattr(f"{__name__}.SIZES", SIZES | sizes)
     model, exact = make(dtype, qk_norm=True), make(torch.float64, qk_norm=True)

@@ -81,7 +81,7 @@ def test_a_padded_prompt_with_a_cache_is_as_exact_as_without_the_fused_kernels(c
 
 
 @pytest.mark.parametrize("tokens", [300, 2100])
-def test_norms_that_a_user_put_in_place_are_computed(tokens):
+def test_layer_norms_that_a_user_put_in_place_of_rms_norms_are_computed(tokens):
     model = model_of({"qk_norm": True}, torch.float32).eval()
     for layer in model.layers:
         layer.self_attn.q_norm, layer.self_attn.k_norm = (
@@ -107,4 +107,4 @@ def test_few_tokens_or_a_small_model_with_a_cache_take_one_launch(
     memory = torch.zeros(2, tokens, 2, 128, device="cuda", dtype=torch.bfloat16)
     where = {"cache": KVSlots(*memory), "slots": positions} if cached else {}
     qkv_norm_rope(x, weight, spec=RopeSpec(128), positions=positions, heads=(4, 2), **where)
-    assert len(calls) == launches  # of the second launch, after the product
+    assert len(calls) == launches  # `calls` has only second launches, which follow the product

@@ -1,7 +1,8 @@
 """Random configs, valid and with one wrong field; run by test_hf_fuzz.py in an interpreter of its
 own, without a type checker.
 
-The checker would answer first for a wrong type, and costs ten times what it watches.
+The type checker would refuse a wrong type before the package does, and takes ten times as long as
+the calls that it checks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ropewalk.config.hf import from_hf
 from ropewalk.tensor_frequencies import ladder
 
 #: what the code of a family does, written down from its modeling file: layout, layout of the
-#: result, its theta, and whether an unscaled rope reads the fraction of the head that rotates
+#: result, default theta, and whether an unscaled rope reads the fraction of the head that rotates
 FAMILIES: dict[Any, tuple[str, str, float, bool]] = {
     None: ("half", "half", 1e4, True),
     "tomorrow": ("half", "half", 1e4, True),
@@ -176,7 +177,7 @@ def draw_flat(draw: random.Random, family: str | None) -> tuple[dict, Meant]:
     spelled = rope_type
     if family == "phi3" and rope_type == "longrope":
         spelled = draw.choice(["su", "yarn", "longrope"])
-        if draw.random() < 0.5:  # its class reads the key beside the rope alone
+        if draw.random() < 0.5:  # Phi-3's class reads this key only beside the rope
             config["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
         else:
             del rope["original_max_position_embeddings"]
@@ -297,13 +298,13 @@ def spell(
             "rope_parameters": {**rope, **inside, **partial},
             **draw.choice([{}, {"rope_scaling": None}]),
         }
-    # a family that is known reads its own name of theta alone; `width` is for the others
+    # a known family reads theta only under its own name; `width` is for families that are not known
     names_of_theta = ["rotary_emb_base"] if own else ["rope_theta"]
     names_of_theta += ["rotary_emb_base"] if width is not None else []
     beside = {} if theta is None else {draw.choice(names_of_theta): theta}
     if partial and (own or draw.random() < 0.5):
         fraction = partial["partial_rotary_factor"]
-        # a family that is known reads its own name of the fraction alone
+        # a known family reads the fraction only under its own name
         slices = [{"rotary_pct" if own else "partial_rotary_factor": fraction}]
         if not own and name != "proportional" and width is not None:
             slices.append({"rotary_dim": width})
@@ -396,7 +397,9 @@ def yarn_magnitude(meant: Meant, s: float) -> float:
 
 
 def read_valid(draw: random.Random) -> None:
-    """Check one valid config: it is read, and right to the last digits of float64."""
+    """Check one valid config: from_hf reads it, and its frequencies are right to the last digits of
+    float64.
+    """
     config, meant = draw_config(draw)
     before, length = repr(config), draw.choice([1, 16, 17, 2048, 200_000])
     with warnings.catch_warnings():
@@ -432,8 +435,8 @@ def read_valid(draw: random.Random) -> None:
 
 
 def refuse_spoiled(draw: random.Random) -> None:
-    """Check one config with one field spoiled: it is refused by that field's name, and left
-    unchanged.
+    """Check one config with one field spoiled: from_hf refuses it by that field's name, and does not
+    change the dict.
     """
     config = copy.deepcopy(draw_config(draw)[0])
     names = spoil(draw, config)
@@ -457,8 +460,7 @@ if __name__ == "__main__":
     count, seed = map(int, sys.argv[1:])
     source = random.Random(seed)
     for kind in (read_valid, refuse_spoiled):
-        # beside the one key that is wrong, a spoiled config may have keys that its rope does not
-        # read
+        # a spoiled config may also have keys that its rope does not read, about which from_hf warns
         warnings.simplefilter("error" if kind is read_valid else "ignore")
         for _ in range(count):
             kind(source)

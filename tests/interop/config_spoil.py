@@ -153,7 +153,8 @@ def spoil(draw: random.Random, config: dict) -> tuple[str, ...]:
     ways += [contradict] if ropes else []
     names = draw.choice(ways)(draw, config, ropes)
     if named and names == ("position_embedding_type",):
-        # only models without a name and a few named ones read it, but all read this one
+        # position_embedding_type is read only for models without a model_type and for a few with
+        # one, `alibi` for all: spoil that instead
         del config["position_embedding_type"]
         config["alibi"] = draw.choice(CONFIG["alibi"])
         return ("alibi",)
@@ -200,11 +201,11 @@ def spoil_rope(draw: random.Random, config: dict, ropes: list[dict]) -> tuple[st
             config.get("rope_parameters"),
             config.get("rope_scaling"),
         ):
-            # both spellings may be given
+            # the key may be given in both spellings of the rope
             (each or {}).pop(key, None)
     if value != "absent":
         rope[key] = value
-    # swapped ends are reported by the larger of the two
+    # if the two ends of a band are swapped, the error names the one that should be the larger
     pairs = {"beta_slow": "beta_fast", "low_freq_factor": "high_freq_factor"}
     return (key, pairs[key]) if key in pairs else (key,)
 

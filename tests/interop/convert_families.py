@@ -282,8 +282,8 @@ def places(rotary_dim: int, start: int, width: int, layout: str) -> torch.Tensor
 
 @contextmanager
 def taking_the_other_layout(model, specs: list[rw.RopeSpec], layout: str):
-    """Context manager: the model's own functions that rotate take q and k in `layout`, and return
-    them so.
+    """Context manager: the functions of the model's own code that rotate take and return q and k in
+    `layout`.
     """
     code = importlib.import_module(type(model).__module__)
     originals = {
@@ -298,7 +298,7 @@ def taking_the_other_layout(model, specs: list[rw.RopeSpec], layout: str):
         own.
         """
         whole = [spec for spec in specs if spec.head_dim == x.shape[-1]]
-        # the code cut it off itself
+        # here the model's code has already cut off the part of the head that rotates
         part = [spec for spec in specs if spec.rotated_dims == x.shape[-1]]
         spec = (whole or part)[0]
         return places(spec.rotated_dims, spec.rotary_start if whole else 0, x.shape[-1], layout)

@@ -51,7 +51,8 @@ LARGEST = 30_000_000
 #: what a model's own code raises for a config or an input that it does not take
 UNFIT = (Exception,)
 NO_ROTATION = "no module of this model calls one"
-#: scores of tokens that a model rules out are below it, and are no measure of the others
+#: scores of this size and more mark tokens that a model rules out; they would hide differences of
+#: the other scores
 MASKED = 1e30
 BATCH = 40
 
@@ -188,8 +189,8 @@ def _gradients(model: PreTrainedModel, outputs: list[Tensor]) -> list[Tensor]:
 
 
 def _gap(ours: list[Tensor], theirs: list[Tensor], least: float = 0.0) -> float:
-    """Return the largest difference relative to the largest entry of each tensor, or to `least`
-    times the largest of all.
+    """Return the largest difference of two lists of tensors; each tensor's difference is divided by
+    its largest entry plus `least` times the largest entry of all.
     """
     if [each.shape for each in ours] != [each.shape for each in theirs]:
         return float("inf")

@@ -11,9 +11,9 @@ import pytest
 import torch
 from installed import HERE, code_of, config_of, rope_of
 
-# torch's cos of a number is always the same below 125 radians and in whole vectors. Otherwise its
-# last bit depends on the numbers beside it in memory: a family's own table then differs between its
-# two halves.
+# torch's float32 cos of a number is always the same below 125 radians and in whole SIMD vectors.
+# Otherwise its last bit depends on the numbers beside it in memory, so that the two halves of a
+# family's own table may differ.
 NEAR = torch.cat([torch.arange(24), torch.arange(34, 42)])[None]
 POSITIONS = torch.cat([NEAR[:, :28], torch.tensor([[124, 1000, 2047, 4095]])], dim=1)
 
@@ -88,7 +88,9 @@ class Case:
         return getattr(self.code, self.rotary or found[0])
 
     def placed(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return positions [B, S] as they are, or [3, B, S] with others on each of three axes."""
+        """Return positions [B, S] as they are or, for three axes, [3, B, S] with different positions
+        on each axis.
+        """
         return (
             torch.stack([positions, positions * 2 + 1, positions // 2 + 3])
             if self.axes == 3
@@ -120,7 +122,7 @@ class Case:
         made = self.made(positions)
         if made[0].ndim == 3:
             return made
-        # before v5 the layers put the axes together
+        # before v5, the layers and not the rotary module choose each pair's axis
         sections = rope_of(self.config)["mrope_section"] * 2
         return tuple(
             torch.cat([part[i % 3] for i, part in enumerate(each.split(sections, -1))], -1)

@@ -14,10 +14,11 @@ from transformers import AutoConfig, Gemma3TextConfig, LlamaConfig, PretrainedCo
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-#: `rope_parameters` in one object; before, `rope_theta` and `rope_scaling`
+#: whether configs have theta and scaling in one object, `rope_parameters`; before v5 they have the
+#: keys `rope_theta` and `rope_scaling`
 V5 = hasattr(LlamaConfig(), "rope_parameters")
-#: configs name the type of every layer; before, a pattern said it, and models with windows had
-#: caches of their own
+#: whether configs name the type of every layer; in older releases they have a pattern, and models
+#: with windows have caches of their own
 LAYER_TYPES = hasattr(Gemma3TextConfig(), "layer_types")
 HERE = f"transformers {transformers.__version__}"
 #: what older config classes call these keys

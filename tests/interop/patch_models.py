@@ -157,7 +157,7 @@ def model_of(family: str) -> PreTrainedModel:
 
 
 class Squaring(LlamaAttention):
-    """An attention with a function that is called like a rotation and is none."""
+    """An attention that calls a function whose name is that of a rotation, but which is none."""
 
     def forward(self, hidden_states, position_embeddings, **kwargs):
         return apply_rotary_squares(hidden_states, *position_embeddings), None

@@ -24,8 +24,8 @@ def rotary_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def spec_verdicts(model: nn.Module) -> dict[str, str]:
-    """Return the verdict on each rotary module, as it is and built from the defaults of its config
-    class, and why.
+    """Return {name: verdict} for each rotary module, and for one of the same class that is built from
+    the default config.
     """
     verdicts = {}
     for module in rotary_modules(model):
@@ -40,8 +40,8 @@ def spec_verdicts(model: nn.Module) -> dict[str, str]:
 
 
 def spec_verdict(module: nn.Module) -> str:
-    """Return whether from_hf(config) has the frequencies and the magnitude of a rotary module, or
-    why it has not.
+    """Return "equal" if from_hf(config) has the frequencies and the magnitude of a rotary module,
+    else why it has not.
     """
     try:
         with warnings.catch_warnings():
@@ -58,8 +58,8 @@ def spec_verdict(module: nn.Module) -> str:
         if not any(
             _are_those_of(spec, module, name.removesuffix("inv_freq")) for spec in candidates
         ):
-            # MusicFlamingo rotates by timestamps; its config has these frequencies beside the
-            # language model's
+            # MusicFlamingo's module rotates by timestamps, with other frequencies than its language
+            # model
             is_text = module.config.get_text_config() is module.config
             return (
                 f"wrong: {name}"

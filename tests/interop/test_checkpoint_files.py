@@ -58,7 +58,7 @@ def test_the_data_of_a_file_begins_at_a_multiple_of_eight_bytes(tmp_path, name):
     written(tmp_path / "a", **{name: torch.zeros(3)})
     data = (tmp_path / "a" / "model.safetensors").read_bytes()
     assert int.from_bytes(data[:8], "little") % 8 == 0
-    assert len(data) % 8 == 4  # three float32 after it
+    assert len(data) % 8 == 4  # the data are three float32, 12 bytes
 
 
 def test_a_target_in_use_is_refused_before_anything_is_written(tmp_path):

@@ -91,7 +91,7 @@ def test_a_mebibyte_is_the_largest_file(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(f"{{{GOOD}}}".ljust(1 << 20))
     assert from_hf(path).head_dim == 16
-    assert from_hf(tmp_path).head_dim == 16  # its folder
+    assert from_hf(tmp_path).head_dim == 16  # the folder of the file
     path.write_text(f"{{{GOOD}}}".ljust((1 << 20) + 1))
     with pytest.raises(RopeError, match="at most 1048576 bytes"):
         from_hf(path)
@@ -128,7 +128,9 @@ def test_what_is_no_config_is_refused():
 
 
 def test_a_text_part_without_a_type_has_that_of_the_model():
-    """Without a type, theta is that of the model's family; with one, that of the part's own."""
+    """A text part without a model_type has the default theta of the model's family; with a model_type
+    it has that of its own family.
+    """
     assert from_hf({"model_type": "qwen3_vl", "text_config": {"head_dim": 128}}).theta == 5e5
     assert (
         from_hf(

@@ -28,7 +28,7 @@ LATENT = {
 @pytest.mark.parametrize("value", [0, -0.5, 1.5, True])
 @pytest.mark.parametrize("key", FRACTION_KEYS)
 def test_an_impossible_fraction_is_refused_where_no_fraction_is_read(key, value):
-    """Latent attention splits the rotated part off itself."""
+    """Latent attention reads no fraction: its config gives the rotated part of the head as a size."""
     refused({**LATENT, key: value}, key)
 
 

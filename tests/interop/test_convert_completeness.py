@@ -147,8 +147,7 @@ def test_a_layer_that_the_config_declares_unrotated_may_hold_any_tensors(tmp_pat
         convert_checkpoint(folder(tmp_path / "c", tensors), tmp_path / "d", "half", "interleaved")
 
 
-def test_any_tensor_taken_away_is_noticed(tmp_path):
-    """A projection of q, k or v that is missing, or has an unknown name, raises an error."""
+def test_a_projection_of_q_k_or_v_that_is_missing_or_has_an_unknown_name_is_an_error(tmp_path):
     draw = random.Random(1)
     norms = {
         f"model.layers.{i}.self_attn.{n}.weight": torch.ones(6)
@@ -159,7 +158,7 @@ def test_any_tensor_taken_away_is_noticed(tmp_path):
     for number in range(12):
         name = draw.choice([name for name in whole if "norm" not in name and "o_proj" not in name])
         tensors = {key: value for key, value in whole.items() if key != name}
-        if number % 2:  # it is there, under a name of its own
+        if number % 2:  # the tensor is there, under an unknown name
             tensors[name.replace("_proj", "_matrix")] = whole[name]
         with pytest.raises(RopeError, match=name.split(".self_attn")[0].replace(".", r"\.")):
             convert_checkpoint(folder(tmp_path / str(number), tensors), None, "half", "interleaved")
@@ -186,7 +185,7 @@ def test_a_flag_of_the_config_is_believed_and_kept(tmp_path):
     convert_checkpoint(tmp_path / "a", tmp_path / "b", "interleaved", "half")
     assert not (tmp_path / "b" / "pair_layout.json").exists()
     assert which_layout(tmp_path / "b").layout == "half"
-    # the same model inside another
+    # the same model as the text part of another
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     (tmp_path / "a" / "config.json").write_text(
         json.dumps({"model_type": "kimi_vl", "text_config": config})

@@ -1,5 +1,5 @@
-"""Image and video models: specs from the configs of diffusers, compared with its own tables where
-it is installed.
+"""Image and video models: specs from the configs of diffusers, compared with diffusers' own tables
+where it is installed.
 """
 
 import json
@@ -122,7 +122,7 @@ class TestAgainstDiffusers:
         theirs = self.models("hunyuan_video").HunyuanVideoRotaryPosEmbed(2, 1, [16, 56, 56])
         positions = rw.positions.grid(3, 2, 4)
         spec = spec_of("HunyuanVideoTransformer3DModel")
-        # their angles are float32
+        # diffusers' angles are float32
         self.assert_tables(tables(spec, positions), theirs(torch.zeros(1, 1, 3, 4, 8)), 1e-6)
 
     @pytest.mark.parametrize("images", [[(1, 3, 4)], [(1, 4, 6), (2, 3, 3), (1, 9, 2)]])

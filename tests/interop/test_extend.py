@@ -37,7 +37,7 @@ from ropewalk.interop.extend import keys as extend_keys
 from ropewalk.interop.extend.keys import kinds
 from ropewalk.interop.extend.model import extend
 
-#: kinds that other engines compute otherwise, which `extend` reports
+#: kinds that some engines compute otherwise than transformers, or that no config can hold
 DISPUTED = ("dynamic", "longrope", "dynamic_yarn")
 EVERYONE = {"vLLM", "SGLang", "mlx-lm", "llama.cpp"}
 
@@ -112,7 +112,7 @@ def test_undo_restores_every_bit(family, kind):
         set(vars(rotary(model))),
     )
     report = lengthen(model, kind)
-    logits(model, start=150)  # some ropes remember what they computed
+    logits(model, start=150)  # some rotary modules keep frequencies of an earlier call
     report.undo()
     assert torch.equal(logits(model, start=150), before)
     assert model.config.to_dict() == config
@@ -295,8 +295,10 @@ def test_a_scaled_config_is_refused_without_overwrite():
         ("longrope", {"long_factor": LONG}, {"vLLM", "mlx-lm", "llama.cpp"}, "factors"),
     ],
 )
-def test_a_disagreement_between_engines_about_the_extended_config(kind, options, engines, says):
-    """`extend` itself asks no engine."""
+def test_disagreements_names_the_engines_that_differ_on_an_extended_config(
+    kind, options, engines, says
+):
+    """`extend` itself warns of no engine."""
     config = copy.deepcopy(V4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -359,7 +361,7 @@ def test_extend_imports_no_engine():
 
 
 @pytest.mark.parametrize("kind", [kind for kind in HF_KINDS if kind not in DISPUTED])
-def test_where_engines_agree_nothing_is_warned(kind):
+def test_extend_warns_of_nothing_for_kinds_that_a_config_holds_and_engines_agree_on(kind):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert extend(copy.deepcopy(V4), kind, factor=FACTOR, **GIVEN[kind]).disagreements == ()
@@ -405,7 +407,7 @@ def test_what_has_no_scalable_rope_is_refused():
 
 @needs_v5("has no rope_parameters by layer type")
 def test_truncate_per_layer_type_is_refused():
-    """transformers reads it from the outer object, where layer types stand."""
+    """transformers reads `truncate` from the outer object, in which the ropes of the layer types are."""
     with pytest.raises(RopeError, match="truncate"):
         lengthen(fresh("gemma3_text"), "yarn", truncate=False)
 

@@ -230,8 +230,8 @@ def test_a_theta_for_each_layer_is_written_too():
 
 
 class Drifts(LlamaRotaryEmbedding):
-    """A rotary module whose rebuilt frequencies are wrong in one pair, from a length on, or in
-    their magnitude.
+    """A rotary module that, once extended, computes wrong angles for one pair or a wrong magnitude,
+    always or from a length on.
     """
 
     pair, relative, beyond, magnitude = 0, 0.0, 0, 1.0

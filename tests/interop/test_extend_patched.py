@@ -50,8 +50,8 @@ def test_an_extended_model_may_be_patched_and_stays_extended(family, kind):
 def test_a_patched_dynamic_yarn_rotates_by_exact_angles_of_the_sequence_length(
     patched_first, monkeypatch
 ):
-    """Generation with a cache: every step has the frequencies of its own length, and no table is
-    made.
+    """In generation with a cache, every step rotates by the frequencies for its own length, and no
+    table of cos and sin is made.
     """
     model, asked = fresh("llama"), {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False}
     prompt = torch.arange(TRAINED - 4)[None] % 31
@@ -70,7 +70,9 @@ def test_float_positions_of_a_patched_dynamic_yarn_are_followed_too():
     lengthen(model, "dynamic_yarn")
     where = torch.arange(3.0 * TRAINED)[None]
     wanted = rotary(model)(torch.zeros(1), where)
-    rotary(model)(torch.zeros(1), where[:, :3])  # leaves other frequencies behind
+    rotary(model)(
+        torch.zeros(1), where[:, :3]
+    )  # leaves the frequencies of a short text in the module
     patch(model)
     assert all(
         torch.equal(a, b) for a, b in zip(rotary(model)(torch.zeros(1), where), wanted, strict=True)

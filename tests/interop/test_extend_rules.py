@@ -1,5 +1,5 @@
-"""Rules of `extend`: its report, what its undo notices, which angles it recognises, and the hook
-for each call's length.
+"""Rules of `extend`: its report, which changes its undo notices, which angles of rotary modules it
+recognises, and the hook that follows each call's length.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def test_undo_accepts_further_keys_inside_the_rope_of_a_layer_type():
 @pytest.mark.parametrize("name", ["llama-2", "cohere", "gpt-oss", "qwen2-vl"])
 @needs_v5("builds some of these modules from numbers")
 def test_the_angles_of_a_familys_own_module_are_recognised_and_no_others(name):
-    """Tables have an entry for each pair, twice as halves, twice as neighbours, or positions on
-    three axes.
+    """The four modules give each pair's entry twice in halves, twice as neighbours, once, or for
+    positions on three axes.
     """
     case = CASES[name]
     (spec,) = {each for each in from_hf(case.config, per_layer=True).values() if each is not None}
@@ -172,7 +172,7 @@ def test_the_hook_sets_the_frequencies_of_yarn_for_the_longest_position(length):
 
 @needs_v5("reads the factor of yarn otherwise")
 def test_threads_of_different_lengths_share_a_module():
-    """A long call ends between the hooks of a short one and its forward."""
+    """A long call runs from start to end after the hooks of a short one and before its forward."""
     module = CASES["llama-2"].rotary_module()
     spec = replace(from_hf(CASES["llama-2"].config), scaling=DynamicYarn(64))
     module.register_forward_hook(LengthHook({"full_attention": spec}), with_kwargs=True)
@@ -244,7 +244,9 @@ def test_the_hook_sets_the_frequencies_of_the_layer_type_that_is_asked_for():
 
 @pytest.mark.parametrize("kind", ["linear", "dynamic"])
 def test_a_served_length_that_the_replaced_scaling_raised_is_the_trained_one_again(kind):
-    """The same config as from the one that was never scaled."""
+    """A config scaled with yarn and extended again equals the config that was never scaled, extended
+    once.
+    """
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
     scaled, plain = {**CONFIG, "rope_scaling": yarn}, {**CONFIG, "max_position_embeddings": 16}
     lengthen(scaled, kind, overwrite=True)

@@ -1,4 +1,4 @@
-"""`undo` of an extension: twice, out of order, and after the config was changed again."""
+"""`undo` of an extension: called twice, out of order, and after the config was changed again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_second_undo_changes_nothing_even_after_other_changes():
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
-def test_extensions_of_a_model_replaced_by_later_ones_are_undone_already(order):
+def test_only_undo_of_the_last_of_three_extensions_changes_a_model(order):
     model = fresh("llama")
     plain = state(model)
     reports = [lengthen(model, kind) for kind in ("linear", "dynamic_yarn", "yarn")]

@@ -43,10 +43,11 @@ LEAST_EQUAL = 175
 
 
 def is_fine(row: dict) -> bool:
-    """Nothing is wrong and nothing crashed; from_hf says the same or refuses; the verdict is the
-    committed one.
+    """Return whether a row has no wrong result and no crash, from_hf has the model's frequencies or
+    refuses, and the verdict is that of the committed row.
 
-    transformers cannot build every model with torch 2.6.
+    The last is left out for another transformers, and for torch 2.6, with which transformers cannot
+    build every model.
     """
     if (
         not OLD_TORCH

@@ -33,12 +33,12 @@ def scores(far_loss, missed_far, near_loss):
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        # behind by exp(0.1) - 1 = 11 % of perplexity beyond the trained length; the other by 22 %
-        # within it; one key is noise
+        # `one` is behind by exp(0.1) - 1 = 11 % of perplexity beyond the trained length, `other` by
+        # 22 % within it; one pass key is noise
         (scores(3.6, 0, 3.5), scores(3.5, 1, 3.7)),
-        # behind by 22 % of perplexity; the other by half of the pass keys
+        # `one` is behind by 22 % of perplexity, `other` by half of the pass keys
         (scores(3.7, 0, 3.5), scores(3.5, 5, 3.5)),
-        # behind by 65 % of perplexity; the other by half of the pass keys
+        # `one` is behind by half of the pass keys, `other` by 65 % of perplexity
         (scores(3.5, 5, 3.5), scores(4.0, 0, 3.5)),
     ],
 )
@@ -56,7 +56,7 @@ def test_of_equal_largest_shortfalls_the_smaller_sum_decides():
 
 
 def missed(count):
-    """The score of ten pass keys of which `count` were missed.
+    """Return the score of ten pass keys of which `count` were missed.
 
     Noise may explain the difference of 0 and 2 misses, and that of 2 and 4, but not that of 0 and 4.
     """
@@ -295,7 +295,9 @@ def test_the_sentences_name_the_other_method_its_gain_and_what_serving_it_takes(
 
 
 def test_the_best_method_that_a_config_can_express_is_the_recommended_one_if_it_can_be():
-    """DCA beats none, so that linear is taken; without DCA nothing tells linear from none."""
+    """With DCA measured, which beats the method `none`, linear is recommended; without DCA no measure
+    tells linear from `none`.
+    """
     none, linear, dca = ({"far_keys": missed(count)} for count in (4, 2, 0))
     found = decide({"none": none, "linear": linear, "dca": dca}, ["linear"])
     assert (found.recommended.method, found.in_config.method) == ("linear", "linear")

@@ -189,7 +189,7 @@ def test_steps_are_numbered_up_to_the_number_of_those_that_are_missing(tmp_path)
     call(methods=["yarn", "dynamic"], long_ppl=False)
     assert [(step.number, step.total) for step in steps] == [(n, 4) for n in range(1, 5)]
     steps.clear()
-    call(methods=["yarn", "longrope"], search=16)  # its own setting: all is measured
+    call(methods=["yarn", "longrope"], search=16)  # another setting: all is measured again
     assert [step.number for step in steps] == list(range(1, len(steps) + 1))
     assert {step.total for step in steps} == {len(steps)}
     assert steps[0].text.startswith("longrope: search")

@@ -1,5 +1,5 @@
-"""The native attention in a transformers model: same losses as torch's attention, and where the
-model's own stays.
+"""The native attention in a transformers model gives the losses of torch's attention; where it
+cannot be used, the model keeps its own.
 """
 
 import pytest
@@ -71,7 +71,9 @@ def test_a_layer_with_a_window_or_a_soft_cap_keeps_its_own_attention(calls):
     own = windowed(TOKENS).logits
     with torch.no_grad(), native_attention(windowed):
         torch.testing.assert_close(windowed(TOKENS).logits, own)
-    assert not calls  # the text is longer than the window, so there is a mask
+    assert (
+        not calls
+    )  # the text is longer than the window, so attention gets a mask and stays torch's
     capped = make(
         Gemma2ForCausalLM, Gemma2Config, implementation="eager", attn_logit_softcapping=5.0
     )
@@ -91,7 +93,7 @@ def test_padded_texts_and_decoded_tokens_use_the_attention_of_torch(calls):
             assert not calls
             first = model(TOKENS[:, :69], use_cache=True)
             last = model(TOKENS[:, 69:], past_key_values=first.past_key_values).logits[:, 0]
-        assert len(calls) == 2  # the text, but not the token after it
+        assert len(calls) == 2  # both layers for the text, but not for the token after it
         torch.testing.assert_close(last, model(TOKENS).logits[:, -1], rtol=1e-3, atol=1e-3)
 
 

@@ -75,7 +75,7 @@ def test_a_narrow_dtype_rounds_the_weights_and_not_the_frequencies(folder, tmp_p
         gguf(tmp_path / "model.gguf"),
         folder,
     ):
-        # transformers opens the folder, and it keeps its frequencies
+        # the folder is opened by transformers, which keeps frequencies in float32
         model, _ = open_model(path, dtype=torch.bfloat16)
         assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
         assert model.model.rotary_emb.inv_freq.dtype == torch.float32
@@ -164,7 +164,7 @@ def test_a_folder_is_opened_without_a_progress_bar_which_is_then_as_before(folde
 
 
 def test_a_path_is_measured_as_the_loaded_model_with_its_tokenizer(folder, monkeypatch):
-    # then a path is opened on the CPU
+    # without a GPU, a model given by its path is opened on the CPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     given = {
         "text": torch.arange(2048) % 300,

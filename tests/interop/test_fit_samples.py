@@ -97,9 +97,7 @@ def test_a_file_is_read_as_it_is(tmp_path):
 
 
 class Copier:
-    """A reader that knows a token if it stood before in the same piece: its loss is then 0.5, else
-    5.
-    """
+    """A reader whose loss of a token is 0.5 if the token stood before in the same piece, else 5."""
 
     def __init__(self):
         self.calls = []
@@ -116,8 +114,8 @@ class Copier:
 
 @pytest.mark.parametrize("distance", [7, 8, 9, 10, 23, 24, 27, 31, 32])
 def test_key_tokens_are_repeats_that_only_the_long_context_holds(distance):
-    """A trained length of 32: every token sees 8 or 9 tokens in a short context, and 24 to 31 in a
-    long one.
+    """With a trained length of 32, the short context of a token is 8 or 9 tokens, the long one 24 to
+    31; near the start, all tokens before it.
     """
     for place in range(distance, 70):
         window = torch.arange(70)

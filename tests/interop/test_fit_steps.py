@@ -124,7 +124,8 @@ def test_a_decoder_searches_longrope_with_as_many_candidates_as_it_says(monkeypa
     )
     # two rounds of 16 after the first candidates
     assert reported[0].text == "longrope: search with up to 48 candidates"
-    # windows of the unchanged model, whose short text is part of the long one, and of longrope
+    # passes that measure two windows: one for each with the unchanged model, whose loss on the short
+    # text is read from the long one, and two for each with longrope
     measured = 2 * 1 + 2 * 2
     assert 6 < len(read) - measured <= 48
     factors = tuple(row_of(found, metric="factors")["values"])

@@ -31,7 +31,7 @@ def test_every_type_of_a_tensor_has_its_number():
 
 
 def test_a_file_may_be_aligned_to_single_bytes(tmp_path):
-    """As llama.cpp reads it: any power of two, and 1 is one."""
+    """llama.cpp accepts any power of two as the alignment, and 1 is a power of two."""
     start = header(
         [pair("general.alignment", 1)],
         [tensor("v", (1,), 0, 0), tensor("w", (3,), 24, 4), tensor("x", (1,), 0, 7)],

@@ -52,8 +52,8 @@ def test_sliding_layers_of_these_rotate_without_yarn(architecture, tmp_path):
     ["gemma3", "gemma3n", "gemma4", "gemma-embedding", "mimo2", "modern-bert", "plamo3", "step35"],
 )
 def test_sliding_layers_of_these_have_a_theta_of_their_own(architecture, tmp_path):
-    """rope_freq_base_train_swa is 10,000 and rope_freq_scale_train_swa 1 if no key changes them;
-    the magnitude is that of the key.
+    """In llama.cpp rope_freq_base_train_swa is 10,000 and rope_freq_scale_train_swa 1 if no key
+    changes them; rope.scaling.attn_factor gives the magnitude.
     """
     sliding = layers(tmp_path, architecture, **WINDOW, **SCALED)["sliding_attention"]
     assert (sliding.theta, sliding.scaling) == (1e4, Default())

@@ -237,7 +237,7 @@ def test_a_type_that_is_not_computed_is_refused_when_it_is_read(name, tmp_path):
 
 @pytest.mark.parametrize("name", COMPUTED)
 def test_any_bytes_are_weights_without_a_warning(name, tmp_path):
-    """Infinite and undefined scales included: the file says so."""
+    """Scales may be infinite or NaN: such weights are what the file says, and cause no warning."""
     for value in (0, 0x7C, 0xFF):
         blocks = np.full((2, TYPES[NUMBERS[name]].bytes), value, np.uint8)
         assert read_tensor(file_of(tmp_path / "a.gguf", name, blocks), "w").dtype == np.float32

@@ -46,7 +46,7 @@ def made(tmp_path, **changes):
         ("deepseek-r1-qwen", "the the12", ["the", "Ġthe", "1", "2"]),
         ("gpt-2", "abab in", ["abab", "Ġ", "in"]),
         ("gpt-2", "é\n", ["Ã", "©", "Ċ"]),
-        # a sign before letters belongs to their word, but not in GPT-2's pattern
+        # in the first two patterns a sign before letters belongs to their word, in the others not
         *((pre, "!in", ["!in"]) for pre in ("llama-bpe", "qwen2")),
         *((pre, "!in", ["!", "in"]) for pre in ("gpt-2", "smollm")),
         ("gpt-2", "the<s>12<|end|>", ["the", "<s>", "12", "<|end|>"]),
@@ -197,7 +197,7 @@ def test_another_tokenizer_is_refused(changes, message, tmp_path):
 
 
 def test_many_control_tokens_take_seconds_at_most(tmp_path):
-    """Added one by one, each would build the search for all of them anew."""
+    """Control tokens are added all at once: adding one rebuilds the search for all of them."""
     count = 60_000
     tokens = [*metadata()["tokenizer.ggml.tokens"], *(f"<{i}>" for i in range(count))]
     changes = {

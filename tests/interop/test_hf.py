@@ -178,7 +178,7 @@ def test_truncate_is_read_from_the_rope_of_each_layer_type():
     assert found["sliding_attention"].scaling == Yarn(factor=4.0, original_length=1024)
 
 
-def test_the_length_beside_the_rope_wins_and_the_theta_inside_it():
+def test_the_length_beside_the_rope_and_the_theta_inside_it_take_precedence():
     with pytest.warns(UserWarning, match="the former is used"):
         assert (
             from_hf(
@@ -454,7 +454,9 @@ def test_an_unknown_family_is_read_with_a_warning_that_lists_what_was_assumed(
 @pytest.mark.parametrize("scaling", [None, {"rope_type": "linear", "factor": 2.0}])
 @pytest.mark.parametrize("name", ["rotary_pct", "rotary_emb_fraction"])
 def test_llama_does_not_read_other_names_of_the_fraction(name, scaling):
-    """transformers' Llama rotates the whole head: it knows `partial_rotary_factor` alone."""
+    """transformers' Llama then rotates the whole head: of these names it reads only
+    `partial_rotary_factor`.
+    """
     given = {**LLAMA, "rope_scaling": scaling, name: 0.25}
     with pytest.warns(UserWarning, match=f"config.{name} = 0.25 is ignored: llama reads partial"):
         found = from_hf(given)

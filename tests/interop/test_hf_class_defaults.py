@@ -1,5 +1,5 @@
-"""Values that a config.json leaves to its class, or that the class replaces: a dict reads as the
-class makes of it.
+"""Values that a config.json leaves to its config class, or that the class replaces: from_hf reads a
+dict as that class would complete it.
 """
 
 from __future__ import annotations
@@ -165,7 +165,9 @@ def test_what_is_written_for_gpt_neox_is_read_by_its_class(name):
     ["llama", "mistral", "qwen2", "granite", "starcoder2", "gemma2", "phi3", "phi4_multimodal"],
 )
 def test_the_trained_length_is_that_of_the_class(name, spelling, place):
-    """Beside the rope before inside it; Phi-3's classes have a default beside it."""
+    """The length beside the rope takes precedence over that inside it; beside it Phi-3's classes have
+    a default.
+    """
     inside, beside = PLACES[place]
     rope = {"rope_type": "longrope", **FACTORS, "rope_theta": 1e4, "factor": 2.0} | (
         {KEY: inside} if inside else {}

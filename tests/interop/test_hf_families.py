@@ -25,13 +25,13 @@ from ropewalk.kernels.rotation import definition
 from ropewalk.tensor_frequencies import ladder
 from tensor_forms import tensors
 
-#: what q and k of order 1 lose to a product order other than ours, in float32
+#: how far q and k of size 1 may differ in float32, where a family multiplies in another order
 ROUNDING = 5e-6
 
 
 def spec_of(case: Case) -> RopeSpec:
     if case.model_type == "deepseek_v3" and rope_of(case.config).get("factor"):
-        # it is not the ratio of the lengths
+        # this config's factor is not the ratio of its two lengths
         skip_old_yarn()
     if case.layer_type is not None:
         return from_hf(case.config, per_layer=True, precision="hf")[case.layer_type]
@@ -163,8 +163,9 @@ FOLDERS = {
         ("blt_global_transformer", "blt_local_decoder", "blt_local_encoder", "blt_patcher"), "blt"
     ),
 }
-#: rows whose tables have one column a pair
+#: rows whose code, before v5, is given tables of all positions and chooses rows from them
 OTHER_TABLES = {"esm", "idefics", "phimoe"}
+#: rows whose tables have one column a pair
 UNDOUBLED = {"gpt_oss", "openai_privacy_filter", "deepseek_v4"}
 
 
@@ -186,7 +187,7 @@ def test_the_layout_of_every_row_is_that_of_its_code(name):
     doubled = (cos, sin) if name in UNDOUBLED else (cos.repeat(1, 1, 2), sin.repeat(1, 1, 2))
     arguments = inspect.signature(rotate).parameters
     if "mrope_section" in arguments:
-        # before v5: the tables of three axes, and who listens to which
+        # before v5 the function gets the tables of three axes, and how many pairs each axis has
         doubled = (*(each.expand(3, 1, 1, -1) for each in doubled), [2, 1, 1])
     if not V5 and name in OTHER_TABLES:
         pytest.skip(f"{HERE} gives the rotation of {name} whole tables to choose from")
@@ -304,7 +305,7 @@ def test_codegen_rotates_as_gptj_does():
 
 
 def test_roformer_rotates_neighbours_with_an_exact_table():
-    """Its own table is made in float64, so precision="exact" is the one that repeats it."""
+    """transformers makes RoFormer's table in float64, so precision="exact" gives the same rotation."""
     from transformers import RoFormerConfig
     from transformers.models.roformer import modeling_roformer as code
 
@@ -380,7 +381,9 @@ def test_other_families_have_no_softmax_factor():
 @pytest.mark.skipif(not V5, reason="rope_parameters are read by transformers 5")
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "mistral"])
 def test_sections_are_not_read_by_a_text_model(model_type):
-    """transformers' rotary module computes the same with and without them, and refuses the name."""
+    """A text model's rotary module in transformers computes the same with and without sections, and
+    refuses the rope type `mrope`.
+    """
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "num_hidden_layers": 1}
     rope = {"rope_type": "default", "rope_theta": 1e6}
     config = {"model_type": model_type, "max_position_embeddings": 64, **sizes}

@@ -17,7 +17,7 @@ LONGEST = 2048
 
 
 def random_rope(draw: random.Random, rope_type: str, pairs: int) -> dict:
-    """A valid rope of one type with everything else drawn."""
+    """Return a valid rope of a type, with random values of its other keys."""
     factor = draw.choice([1.0, 1.5, 4, 8.0, 40.0])
     rope = {"rope_type": rope_type, "rope_theta": draw.choice([1e4, 5e5, 1e6, 123457.0])}
     if rope_type == "yarn":
@@ -37,7 +37,7 @@ def random_rope(draw: random.Random, rope_type: str, pairs: int) -> dict:
             for key in ("short_factor", "long_factor")
         }
         length = draw.choice([64, 512])
-        # before v5 the two lengths say it
+        # before v5 transformers takes the factor from the two lengths, so give it that ratio
         return rope | {
             "factor": factor if V5 else LONGEST / length,
             "original_max_position_embeddings": length,
@@ -72,8 +72,8 @@ def test_every_rope_type_is_bit_equal_to_transformers(rope_type, length):
             max_position_embeddings=LONGEST,
             rope_parameters=rope,
         )
-        # a tensor, as models pass it: of a Python int transformers makes the dynamic base in
-        # another precision
+        # a tensor, as models pass it: with a Python int, transformers computes the base of dynamic
+        # NTK in another precision
         reached = None if length is None else torch.tensor(length)
         theirs, magnitude = ROPE_INIT_FUNCTIONS[rope_type](config, device=None, seq_len=reached)
         found = tensors(from_hf(config, precision="hf"), length)

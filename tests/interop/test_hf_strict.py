@@ -202,8 +202,8 @@ LACKING = (
 
 @pytest.mark.slow
 def test_the_defaults_of_every_config_class_are_possible(full):
-    """None crashes; one that is refused lacks a key, has another encoding or sizes that do not fit
-    together.
+    """from_hf crashes on no default config; it refuses only those that lack a key, have another
+    encoding, or sizes that do not fit together.
     """
     read, refusals = 0, {}
     for name, kind in config_classes(full).items():
@@ -236,7 +236,7 @@ def test_the_defaults_of_every_config_class_are_possible(full):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_written_config_reads_as_the_dict_does(seed, tmp_path):
-    """Strictness does not depend on how a config is passed."""
+    """from_hf accepts or refuses a file as it does the dict."""
     draw = random.Random(seed)
     key = draw.choice(["max_position_embeddings", "head_dim", "rope_theta", "num_hidden_layers"])
     config = {**LLAMA, "rope_theta": 1e4, key: draw.choice([-8, "64", 0, True])}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from itertools import pairwise
 
 import pytest
@@ -90,9 +89,7 @@ def test_extend_searches_as_longrope2_does_on_request():
         return sum(factors)
 
     options = {"method": "longrope2", "rounds": 1, "population": 8}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # engines that read longrope otherwise
-        report = rw.extend(config, "longrope", factor=FACTOR, search=loss, search_options=options)
+    report = rw.extend(config, "longrope", factor=FACTOR, search=loss, search_options=options)
     assert min(judged, key=sum) == rw.from_hf(config).scaling.long_factor
     assert all(factors[-1] >= FACTOR for factors in judged)
     assert report.kind == "longrope"

@@ -64,7 +64,7 @@ def test_the_same_seed_gives_the_same_factors():
     ids=["none", "linear", "ntk"],
 )
 def test_the_result_is_no_worse_than_the_known_rules(start):
-    """Where a known rule is the optimum it is returned, to the grid."""
+    """Where a known rule is the optimum, the search returns its factors, rounded to the grid."""
     loss = lambda factors: sum(abs(found - start(i)) for i, found in enumerate(factors))
     assert loss(search_factors(loss, 7, FACTOR, rounds=0)) <= 7 * 0.005 + 1e-9
 

@@ -160,7 +160,7 @@ def test_a_rotation_behind_a_table_of_functions_is_found(monkeypatch):
 
 
 class Gathers(LlamaRotaryEmbedding):
-    """A method that is called like a rotation and puts angles together."""
+    """A rotary module with a method whose name is that of a rotation, but which rotates nothing."""
 
     def apply_interleaved_mrope(self, angles):
         return angles
@@ -228,8 +228,8 @@ def test_local_layers_keep_their_frequencies(family, kind):
 
 
 def cosines(model) -> dict[str, torch.Tensor]:
-    """The cos of position 1 that each rotary module computes, and for which layer type, in a call
-    three times as long as in training. A magnitude is divided out: sin^2 + cos^2 is its square.
+    """Return {rotary module and layer type: its cos at position 1} in a call three times as long as
+    in training, divided by the magnitude, which is the root of sin^2 + cos^2.
     """
     found = {}
 

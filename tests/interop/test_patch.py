@@ -49,7 +49,7 @@ def built(model_type: str, **keys) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config_of(model_type, **{**SIZES, **keys})).eval()
 
 
-def test_only_this_instance_changes(model):
+def test_patch_changes_only_the_given_model(model):
     before, other, seen = (
         dict(vars(modeling_llama)),
         fresh(),

@@ -59,8 +59,8 @@ def scaled_llama(rope: dict | None) -> nn.Module:
 @pytest.mark.parametrize("name", SCALINGS)
 @torch.no_grad()
 def test_a_patched_scaled_model_gives_the_logits_of_the_model_for_short_and_long_texts(name):
-    """Short inputs: dynamic and the short longrope leave them alone, the others do not. Long ones:
-    all change.
+    """Every scaling but dynamic changes the logits of a short text, and every scaling those of a long
+    one.
     """
     short, long = tokens(1, 10), tokens(1, int(1.5 * TRAINED))
     plain = [outputs(patch(scaled_llama(None)), ids) for ids in (short, long)]
@@ -77,7 +77,7 @@ def test_a_patched_scaled_model_gives_the_logits_of_the_model_for_short_and_long
 @torch.no_grad()
 def test_a_long_call_does_not_change_the_next(name):
     model = patch(scaled_llama(SCALINGS[name]))
-    between = tokens(1, TRAINED + 1)  # past the trained length, before the long one
+    between = tokens(1, TRAINED + 1)  # just past the trained length
     first = outputs(model, between)
     outputs(model, tokens(1, 6 * TRAINED))
     assert torch.equal(outputs(model, between), first)

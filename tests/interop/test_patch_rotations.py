@@ -154,7 +154,7 @@ def test_a_cross_attention_with_tables_of_its_own_for_the_keys_is_not_recognised
 
 
 def without_last_keys(q, k, cos, sin, unsqueeze_dim=1):
-    """A plain rotation that rotates the first tokens only, if there are more than rows."""
+    """A plain rotation, except that tokens beyond the number of table rows are not rotated."""
     width = cos.shape[-2]
     rotated = modeling_llama.apply_rotary_pos_emb(
         q[..., :width, :], k[..., :width, :], cos, sin, unsqueeze_dim
@@ -177,7 +177,9 @@ def shorter_from_the_front(q, k, cos, sin, unsqueeze_dim=1):
 
 @pytest.mark.parametrize("function", [without_last_keys, swapped, shorter_from_the_front])
 def test_a_function_that_differs_in_some_call_is_not_recognised(function):
-    """Tensors longer than the table, different q and k, and a shorter q show what equal ones hide."""
+    """The functions rotate as plain ones if q and k are equal and as long as the table; patch also
+    tries longer tensors, different q and k, and a shorter q.
+    """
     assert convention_of(function) is None
 
 
@@ -186,8 +188,8 @@ def test_a_function_that_differs_in_some_call_is_not_recognised(function):
     [("muse_glimmer_assistant", (2, 5)), ("dinov3_vit", (7, 7)), ("dinov3_vit", (5, 5))],
 )
 def test_the_last_tokens_take_the_last_positions(family, lengths):
-    """With lazy tables too: a shorter query is rotated as the last keys are, and tokens before the
-    first position are not.
+    """A query with fewer tokens than the tables have rows takes their last rows; tokens beyond the
+    number of rows, at the front, are not rotated. Lazy tables do the same.
     """
     function = code_of(family).apply_rotary_pos_emb
     replacement, rope = RotationFunction(function, convention_of(function)), Rope(RopeSpec(12))
@@ -239,7 +241,7 @@ HUNYUAN = {
 
 
 def test_a_model_whose_pairs_use_two_axes_is_refused_when_it_is_patched():
-    """HunYuan-VL: member i of a pair listens to one axis, its partner to another."""
+    """In HunYuan-VL the two members of a pair are rotated by positions on different axes."""
     torch.manual_seed(1)
     model = AutoModel.from_config(config_of("hunyuan_vl_text", **{**SIZES, **HUNYUAN})).eval()
     where = torch.arange(7).expand(4, 1, 7) + torch.arange(4)[:, None, None]

@@ -53,7 +53,7 @@ def logits(model, tokens=TOKENS, positions=GAP, **inputs):
 
 
 def in_parts(model, cache, tokens=TOKENS, positions=GAP):
-    """The logits of the first twelve tokens, then of one token after the other."""
+    """Return the logits of all tokens: the first twelve are read in one call, then one by one."""
     parts = [(0, 12), *((i, i + 1) for i in range(12, tokens.shape[1]))]
     return torch.cat(
         [logits(model, tokens[:, a:b], positions[:, a:b], past_key_values=cache) for a, b in parts],
@@ -134,8 +134,8 @@ def test_cached_keys_keep_their_positions_across_a_gap(kind, make):
     close(in_parts(model, caches[make]()), logits(model, use_cache=True))
 
 
-#: of these, all but the first do not give positions to the attention function, some do not give
-#: them to the attention module; the last one has windows in all layers
+#: only the first gives positions to the attention function, and some do not even give them to the
+#: attention module; in the last, every layer has a window
 FAMILIES = [
     "qwen3",
     "persimmon",

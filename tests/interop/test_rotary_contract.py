@@ -39,7 +39,7 @@ def rotary_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def layer_types(module: nn.Module) -> list[tuple[str, ...]]:
-    """What its forward takes after the positions."""
+    """Return the further arguments with which the module's forward can be called: its layer types."""
     if "layer_type" not in inspect.signature(type(module).forward).parameters:
         return [()]
     return [(name,) for name in dict.fromkeys(module.config.layer_types)]

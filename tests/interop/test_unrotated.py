@@ -94,7 +94,9 @@ def test_layers_are_those_that_the_model_rotates(family, changed, expected):
 
 
 def test_cohere_2_without_a_window_rotates_no_layer(monkeypatch):
-    """Its model builds no mask then, so its attention is called alone."""
+    """Without a window the model builds no mask, so its attention modules are called one by one,
+    without a mask.
+    """
     from transformers.models.cohere2 import modeling_cohere2
 
     model = tiny("cohere2", **{**SIX, "sliding_window": None}).model
@@ -156,7 +158,7 @@ def test_a_theta_for_each_layer_is_read():
         "layer_types": types,
         "layer_rope_theta": [0, 5e5, 0, 1e6],
     }
-    # its code tells only 0 from the others
+    # Muse's code only asks whether a layer's theta is 0; other values are not used
     assert rw.from_hf(muse, per_layer=True)["sliding_attention"].theta == 1e4
 
 

@@ -64,7 +64,7 @@ def _seed():
 @dtypes
 @pytest.mark.parametrize("finish", ["store", "add", "gate"])
 def test_products_without_a_given_tile_equal_the_definition(dtype, finish):
-    """65 rows with a gate, or in float32, are computed by torch's product, others by our kernel."""
+    """With a gate, or in float32, torch's product computes these 65 rows; otherwise our kernel."""
     for bias in (False, True):
         check_product(dtype, 65, None, finish, bias)
 
@@ -111,7 +111,7 @@ def check_product(dtype, rows, tile, finish, bias):
 
 @triton.jit
 def row_offsets(x, out, rows, ROWS: tl.constexpr):
-    """Store at which element of x `rows_of_x` begins each row of a tile."""
+    """Store the first element of x, read where `rows_of_x` says that each row of a tile begins."""
     row = tl.arange(0, ROWS)
     tl.store(out + row, tl.load(rows_of_x(x, row, rows, 3, ROWS)))
 
@@ -127,8 +127,8 @@ def test_a_tile_never_reads_after_the_last_row():
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("gate", [False, True])
 def test_rows_of_x_are_masked_or_read_again(dtype, rows, tile_rows, masked, gate, monkeypatch):
-    """K and the columns fill their tiles, so only rows may be masked, where they do not fill
-    theirs.
+    """K and the columns fill their tiles. Where the rows do not fill theirs, the missing rows are
+    masked, or earlier rows are read again.
     """
     x, weight = random(rows, 32, dtype=dtype), random(8, 32, dtype=dtype) / 6
     out, were_masked = (
@@ -177,7 +177,7 @@ def test_attention_over_a_padded_cache_equals_the_definition(
     )
     last = torch.tensor([num_keys], device=DEVICE)
     if DEVICE == "cuda":
-        torch.cuda.synchronize()  # an early kernel does not wait for what it reads
+        torch.cuda.synchronize()  # with `early` the kernel does not wait for earlier work by itself
     for _ in range(2):  # the second call finds the workspace as the first left it
         launch.attend(
             q, k, v, out, first, last, 0.3, workspace, window=window, keys=16, early=early
@@ -353,7 +353,7 @@ def check_qkv(dtype, rows, tile, spec, norm):
         assert relative_error(got, want) < DTYPES[dtype]
     assert not workspace.arrived.any()
     assert not workspace.sums.any()
-    # the same with positions and slots that are read early
+    # a kernel that reads positions and slots before earlier work has ended gives the same results
     early_q, early_cache = (
         torch.full_like(q, math.nan),
         KVSlots(*(torch.full_like(cache.k, math.nan) for _ in range(2))),
@@ -522,7 +522,7 @@ def test_graphs_captured_on_one_stream_share_no_workspace(monkeypatch, norm_of_t
         with torch.cuda.graph(graph, stream=stream):
             results += [call(), call()]
         graphs.append(graph)
-    assert len(kept) == 3  # of the call without a graph, and of each graph
+    assert len(kept) == 3  # one of the call without a graph, and one of each graph
     assert len({each.sums.data_ptr() for each in kept.values()}) == 3
     for _ in range(3):
         for graph in graphs:

@@ -113,7 +113,7 @@ def test_a_captured_step_is_kept_for_one_stream(monkeypatch):
 
 @pytest.mark.parametrize("layers", [0.5, 2, 9])
 def test_the_keys_of_every_layer_of_the_prompt_are_copied(monkeypatch, layers):
-    """`layers` is how many fit into one copy."""
+    """Keys are copied in parts of limited size: `layers` says how many layers' keys fit into one."""
     torch.manual_seed(6)
     model = Decoder(DecoderConfig(**SIZES | {"num_layers": 3}, head_dim=8)).eval()
     caches = model.caches()

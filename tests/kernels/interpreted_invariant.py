@@ -21,7 +21,9 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu run
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch):
-    """Segments of 16 keys, which few keys fill several of; a replay is a call of what is captured."""
+    """Make segments of 16 keys, so that a few keys fill several; replace the replay of a graph by a
+    call of the function that would be captured.
+    """
     for name, size in {"QUERIES": 16, "KEYS": 32, "SEGMENT": 16, "AT_ONCE": 2}.items():
         monkeypatch.setattr(launch, name, size)
     monkeypatch.setattr(
@@ -46,7 +48,9 @@ def dense(q, k, v, first_keys, scale, window):
 
 @pytest.mark.parametrize(("heads", "dims", "window"), [((1, 1), 16, None), ((3, 1), 12, 21)])
 def test_attention_is_right_and_a_query_alone_has_the_same_bits(heads, dims, window):
-    """Queries of which some are padding; alone each has the same bits."""
+    """The queries are the last 9 of 75 tokens, some of them padding; a query alone gets the same
+    bits as among the others.
+    """
     torch.manual_seed(1)
     q = torch.randn(2, 9, heads[0], dims)
     k, v = (torch.randn(2, heads[1], 75, dims) for _ in range(2))
@@ -71,7 +75,7 @@ def test_gradients_of_attention_are_right_and_0_for_queries_that_see_no_key(wind
     ours = [t.clone().requires_grad_() for t in (q, k, v)]
     (invariant.attention(*ours, first, 0.3, window) * factors).sum().backward()
     theirs = [t.double().requires_grad_() for t in (q, k, v)]
-    # row 1 begins at key 70, and its queries are those of the keys 66 to 74
+    # row 1 has real keys from 70 on; its 9 queries are the tokens 66 to 74, so the first 4 see no key
     rows = [(theirs[0][:1], 0, 75), (theirs[0][1:, 4:], 70, 75)]
     for row, (queries, begin, end) in enumerate(rows):
         keys, values = (t[row : row + 1, :, begin:end] for t in theirs[1:])

@@ -24,8 +24,8 @@ from ropewalk.kernels.qkv.launch import qkv_product
 from ropewalk.kernels.support import multiprocessors
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-#: relative error; the interpreter multiplies the bits of bfloat16 as integers, and float32 is for
-#: it alone
+#: dtype -> largest relative error; the interpreter multiplies the bits of bfloat16 as integers, so it
+#: gets float32, and a GPU gets the 16-bit types
 DTYPES = (
     {torch.float16: 2e-3, torch.bfloat16: 1.5e-2} if DEVICE == "cuda" else {torch.float32: 4e-6}
 )
@@ -109,8 +109,8 @@ def caches(spec, dtype):
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("captured", [False, True], ids=["public call", "decode step"])
 def test_keys_and_values_of_many_tokens_are_in_their_slots(dtype, normed, captured):
-    """By the public call, and as rows of a decode step, into outputs that a graph would have
-    captured. A token without a slot is not stored.
+    """Through the public call, and through `qkv_product`, as a decode step calls it, into outputs
+    that exist already. A token with slot -1 is not stored.
     """
     spec = SPECS["half"]
     x, weight, bias, positions = inputs(spec, dtype)

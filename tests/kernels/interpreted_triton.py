@@ -38,7 +38,7 @@ F32 = torch.float32
 
 
 def near(found: Tensor, exact: Tensor) -> None:
-    """Within one rounding of the exact value, and a few of float32 before it."""
+    """Check that `found` is `exact` within one rounding to its dtype and a few float32 roundings."""
     size = max(1.0, float(exact.abs().max()))
     assert_close(found.double(), exact, rtol=0, atol=TOLERANCE[found.dtype] * size)
 
@@ -246,7 +246,9 @@ def test_without_positions_tokens_are_counted_from_the_offset(offset, order, seq
 
 @pytest.mark.parametrize("name", ["dynamic", "dynamic_yarn", "longrope"])
 def test_the_default_length_is_the_last_counted_position_plus_one(name):
-    """It follows the offset, although calls with other offsets have the same shapes."""
+    """The default length depends on the offset, although calls with different offsets have the same
+    shapes.
+    """
     spec = sample_spec(name)
     for offset in (0, 30):
         q, k = heads(spec, Q), heads(spec, K)
@@ -311,7 +313,7 @@ def test_a_table_strategy_keeps_no_more_bytes_than_it_states():
 
 @pytest.mark.parametrize("seq", [1, 6])
 def test_far_positions_are_as_exact_as_near_ones(seq):
-    """Decode steps mix rows the tables reach with rows they do not; every row is right, on its own."""
+    """A call may mix rows at positions within the tables with rows beyond them; both are right."""
     spec = rw.RopeSpec(head_dim=10)
     far = [
         0,
@@ -376,8 +378,8 @@ def test_tables_of_the_caller_are_used(table_dtype, shape, order):
 
 
 def test_tables_may_be_strided():
-    """The entries of one layout's duplicated table, taken every second one, and a sin laid out
-    otherwise than its cos.
+    """cos is every second column of a table that has each entry twice; sin is contiguous, so the
+    strides of the two differ.
     """
     spec = rw.RopeSpec(head_dim=10, layout="interleaved")
     q, positions = heads(spec, Q), sample_positions(spec, B, S)

@@ -15,9 +15,10 @@ import pytest
 
 from ropewalk.kernels.cpu import library
 
-#: by machine: the prefix and the number of the functions whose row loops must not spill; patterns
-#: of the prefetch in every row loop, and of a store to the stack.
-#: x86 has half as many registers, so its 16-bit loops, which arithmetic limits, may spill
+#: machine -> the prefix of the names and the number of the functions whose row loops must not spill,
+#: and patterns of the prefetch in every row loop and of a store to the stack.
+#: x86 has half as many registers as ARM; its loops for 16-bit types, whose time is arithmetic and not
+#: memory, may spill and are left out
 CODE = {
     "aarch64": ("neon_FULL_", 24, r"prfm\b", r"st\w+\s.*\[(sp|x29)"),
     "x86_64": ("avx2_FULL_F32_", 8, r"prefetch", r"v?mov\w*\s+%\w+,.*\(%r[sb]p"),
@@ -32,7 +33,9 @@ pytestmark = [
 
 
 def row_loops(code: list[tuple[int, str]], prefetch: str) -> list[list[str]]:
-    """The loops from row to row, which prefetch, wherever the compiler put their parts."""
+    """Return the code of each loop over rows: the next-to-outermost of the loops around a prefetch,
+    wherever the compiler put its parts.
+    """
     text, first = dict(code), code[0][0]
     flow = networkx.DiGraph(
         (at, int(jump[1], 16)) for at, text in code if (jump := JUMP.match(text))
@@ -43,7 +46,8 @@ def row_loops(code: list[tuple[int, str]], prefetch: str) -> list[list[str]]:
     for at in above:
         for head in flow[at]:
             if heads(head, at, above):
-                # so this step goes back: the loop is what reaches it without passing its head
+                # the step from `at` to `head` goes back: the loop is all code from which `at` is
+                # reached without passing `head`
                 inside, todo = loops.setdefault(head, {head}), [at]
                 while todo:
                     if (place := todo.pop()) not in inside:
@@ -54,7 +58,7 @@ def row_loops(code: list[tuple[int, str]], prefetch: str) -> list[list[str]]:
         for at in text
         if re.match(prefetch, text[at])
     )
-    # the outermost goes from line to line
+    # the outermost loop is not over rows but over groups of them
     rows = {tuple(sorted(sorted(loops, key=len)[-2])) for loops in around if len(loops) > 1}
     return [[text[place] for place in row] for row in rows]
 
@@ -111,7 +115,7 @@ def test_each_cache_line_is_written_by_consecutive_stores():
             ]
             runs = [[store.match(text) for text in run] for run in stores]
             if not all(all(run) for run in runs):
-                # for any number of pairs: its addresses do not tell which follow each other
+                # the loop for any number of pairs: its addresses do not show which stores adjoin
                 continue
             found += 1
             for run in runs:

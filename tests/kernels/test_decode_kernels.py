@@ -111,7 +111,7 @@ def test_tiles_fit_into_shared_memory(rows, depth, shared, element_size):
         (1024, 32, 128, 256),  # 64 pairs of each head, four tiles of rows: 128 programs
         (2048, 48, 64, 128),  # 32 pairs of each head, two tiles of rows: 96 programs
         (2048, 40, 128, 64),  # 160 programs of 32 pairs; 64 pairs would be too many weights
-        (2560, 32, 64, 64),  # too many terms
+        (2560, 32, 64, 64),  # 2560 terms are more than a program of small tiles may sum
         (576, 15, 64, 512),  # 32 pairs of each head, eight tiles of rows: 120 programs
         (1536, 18, 96, 192),  # 32 pairs of 48, twice: 36 programs for each tile of rows
     ],
@@ -125,7 +125,7 @@ def test_tokens_are_one_launch_if_the_programs_keep_the_gpu_busy_and_are_short(
 
 
 @pytest.mark.parametrize("rows", [65, 128, 256])
-def test_the_programs_of_a_head_that_is_normed_are_few(rows):
+def test_a_head_that_is_normed_has_tiles_of_32_columns(rows):
     tile = pick_qkv_tile(rows, 576, 15, 64, norm=False, head_norm=True, available=132)
     assert tile is not None
     assert tile.columns == 32

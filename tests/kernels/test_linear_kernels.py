@@ -61,8 +61,8 @@ def test_the_definition_equals_sums_over_chunks(feature, layout):
 def test_the_linear_kernels_fit_into_the_shared_memory_of_a_hopper(
     dtype, head_dim, feature, tmp_path, monkeypatch
 ):
-    """Every kernel, with the arguments one real call gives it. Heads of 64 dims spill at most 64
-    bytes; heads of 128 spill more, and are fastest so.
+    """Both kernels are compiled with the arguments of one real call. For heads of 64 dims they spill
+    at most 64 bytes of registers; for heads of 128 they spill more, which is the fastest choice.
     """
     built: list = []
     operand = {"OPERAND": triton.language.bfloat16} if dtype == torch.bfloat16 else {}

@@ -429,8 +429,8 @@ FORWARDS = (
 @needs_triton_3_6
 @pytest.mark.parametrize("name", FORWARDS)
 def test_the_forward_needs_no_shared_memory_no_barrier_and_no_narrow_loads(name):
-    """sm_90 code, compiled here: a layout that does not fit shows up as barriers, shared memory or
-    16-bit loads.
+    """The kernel is compiled here for sm_90: if Triton's layout of the data did not fit, the code
+    would have barriers, shared memory or 16-bit loads.
     """
     code = machine_code()[name]
     assert code["STACK"] == code["SHARED"] == 0
@@ -446,7 +446,7 @@ def test_the_forward_needs_no_shared_memory_no_barrier_and_no_narrow_loads(name)
 @needs_triton_3_6
 @pytest.mark.parametrize("name", FORWARDS)
 def test_the_forward_waits_once_and_signals_once_for_each_of_q_k_and_v(name):
-    """One wait for all, and one signal each for programs of q, of k and, with a cache, of v."""
+    """The code has one wait, and one signal in each branch: for q, for k and, with a cache, for v."""
     code = machine_code()[name]
     assert (code["ACQBULK"], code["PREEXIT"]) == (1, 2 if name == "training" else 3)
 

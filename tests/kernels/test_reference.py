@@ -1,5 +1,5 @@
-"""Four forms of one rotation, and a NumPy one, are the same rotation; and the same as transformers'
-and lucidrains' own.
+"""Four forms of the rotation in torch, and one in NumPy, give the same results, which are those of
+transformers and of lucidrains' rotary-embedding-torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def angles(batch=None):
 
 
 def repeated(table, layout):
-    """A table with one entry a dimension, as that layout repeats its pairs."""
+    """Return a table [.., pairs] with each entry twice, at both dimensions of its pair in `layout`."""
     return torch.cat((table, table), -1) if layout == "half" else table.repeat_interleave(2, -1)
 
 

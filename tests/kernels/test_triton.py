@@ -89,7 +89,8 @@ def test_several_axes_and_copied_dims_have_configurations_of_their_own(order):
     )
     assert axes == SPECIAL_CONFIGS[order, "axes", 64] != plain
     assert part == SPECIAL_CONFIGS[order, "part", 64] != plain
-    # measured for heads of 128; a decode step and other widths keep to the table
+    # these configurations were measured for prompts with heads of 128; for a decode step and for
+    # other widths the table of plain calls is used
     for call in (
         (order, "phase", 32, 0, (1, 4096), (32, 8), 2),
         ("token", "phase", 64, 0, (64, 1), (32, 8), 2),
@@ -98,7 +99,7 @@ def test_several_axes_and_copied_dims_have_configurations_of_their_own(order):
 
 
 def test_a_key_of_few_heads_is_not_in_the_programs_of_the_query():
-    """Its threads would load 2 bytes at a time."""
+    """In programs of q, each thread would load only 2 bytes of such a key at a time."""
     assert pick_config("token", "phase", 64, 0, (1, 4096), (32, 8), 2).q_and_k
     assert not pick_config("token", "phase", 64, 0, (1, 4096), (32, 1), 2).q_and_k
 

@@ -174,8 +174,8 @@ def test_the_kernel_waits_before_it_reads_and_lets_the_next_one_start(case):
 
 
 def test_only_16_bit_tensors_use_the_approximate_sine(case):
-    """Its error is below their rounding. For float32 cos and sin are polynomials, and with rows
-    they are loaded.
+    """The error of the approximate sine is below the rounding to 16 bits. For float32 the kernel uses
+    polynomials; with rows of a table it loads cos and sin.
     """
     found = "sin.approx" in compiled(case).asm["ptx"]
     assert found == (case.dtype.itemsize == 2 and case.angles != "rows")

@@ -44,8 +44,8 @@ def test_each_code_is_stated_once_and_asked_for_later(tokens, count):
 
 
 def test_all_distances_are_equally_likely():
-    """Of 400 codes in long windows a quarter are asked for after a distance of each quarter of the
-    window.
+    """Of 400 codes in long windows, each quarter of the possible distances from statement to question
+    has about a quarter.
     """
     counts = [0, 0, 0, 0]
     for seed in range(40):
@@ -76,7 +76,8 @@ def test_codes_have_five_digits_and_stand_anywhere_in_the_text():
         codes = re.findall(r"is (\d+)\.\n", made)
         assert all(10_000 <= int(code) <= 99_999 and len(code) == 5 for code in codes)
         places += [m.start() / 8192 for m in re.finditer("The code of the", made)]
-    # where a code is stated: 1 - distance is left for it, so early places are likelier
+    # a code with the distance d to its question can be stated in the first 1 - d of the text, so
+    # early places are likelier
     counts = np.histogram(places, bins=4, range=(0, 1))[0] / len(places)
     # of two numbers from 0 to 1 the product is below x with the probability x (1 - log x)
     below = lambda x: x * (1 - math.log(x)) if x else 0

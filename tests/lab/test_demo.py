@@ -95,6 +95,6 @@ def test_a_folded_table_has_its_title_as_summary_and_numbers_do_not_wrap():
     table = Table("As published", ("model", "loss"), [("a long name of a model", "3.5 ± 0.1")])
     folded = report_html.folded_html(table)
     assert re.match(r"<details[^>]*><summary>As published</summary>", folded)
-    # words wrap; a number and its error do not
+    # words may wrap; a number and its error stay on one line
     assert "<td>a long name of a model</td>" in folded
     assert '<td class="number">3.5 ± 0.1</td>' in folded

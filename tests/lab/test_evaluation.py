@@ -54,8 +54,8 @@ def test_a_model_of_one_token_has_the_same_loss_at_every_context_length(windows)
     )
 
 
-def test_the_loss_at_a_length_is_that_of_the_tail_of_the_last_tokens(windows):
-    """A real model: the loss at length L is that of the window's last L tokens."""
+def test_the_loss_at_a_length_is_that_of_the_tail_read_after_that_many_tokens(windows):
+    """The loss at length L is that of a window's last 8 tokens, when the model reads its last L."""
     model = tiny_model()
     found = losses_by_length(model, windows, [16, 48], 8)
     tokens = torch.from_numpy(windows.astype(np.int64))
@@ -124,7 +124,7 @@ def test_a_sample_is_solved_when_every_token_is_right():
 
     def nearly(tokens):
         logits = F.one_hot(torch.from_numpy(sample.tokens[:, 1:].astype(np.int64)), 264).float()
-        logits[2, 15] = 0  # one token of one sample
+        logits[2, 15] = 0  # one token of one sample is answered wrongly
         return logits
 
     assert task_hits(nearly, TaskBatches("copy"), 20, 5).tolist() == [1, 1, 0, 1, 1]
@@ -177,7 +177,7 @@ def test_chunks_start_half_a_width_apart_unless_told(windows):
     assert default == pytest.approx(given, abs=1e-9)
     model = Watched()
     sliding_losses(model, windows, 16, 20)
-    # 8 tokens, 8 more and the other 4: each chunk has 16 tokens of input
+    # the 20 losses take three chunks: of 8, 8 and 4 tokens, each read with 16 tokens of input
     assert [tuple(tokens.shape) for tokens in model.seen] == [(9, 16)] * 3
 
 

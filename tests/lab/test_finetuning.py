@@ -291,7 +291,7 @@ def test_the_steps_of_a_fine_tuning_round_up_the_samples_of_all_passes(cail, bat
     preset = finetuning_preset(folder / "start", files, length=16, batch=batch, epochs=epochs)
     assert preset.train.steps == steps
     assert (steps - 1) * batch < epochs * 64 <= steps * batch
-    # after each pass: the batch that reaches the last triplet belongs to it
+    # evaluations are after each pass; the batch with the last triplet belongs to the pass
     assert preset.train.evaluate_every == {6: 11, 48: 2}[batch]
     assert preset.train.warmup == steps // 10
 
@@ -328,8 +328,9 @@ def test_both_ways_to_match_texts_are_set_beside_roformers_table(cail, capsys):
 def test_a_tuned_model_is_evaluated_as_it_was_tuned(
     tmp_path, monkeypatch, asked, measured, objective
 ):
-    """At the length of its training unless another is given, on the columns and with the classes
-    that it was trained on; texts B and C are the classes of a matching, whatever else is noted.
+    """A tuned model is evaluated at the length of its training unless another is given, with the
+    columns and classes of its training; the classes of a model for matching are always the texts B
+    and C.
     """
     write_checkpoint(tmp_path / "run", head="classification", num_labels=3)
     use = {

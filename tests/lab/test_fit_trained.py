@@ -85,7 +85,7 @@ def is_better(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def unbeaten(best: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    """Return whether the other method is better in no measure, or worse in at least one."""
+    """Return whether `other` is better than `best` in no measure, or worse in at least one."""
     better = [measure for measure in best if is_better(other[measure], best[measure])]
     return not better or any(is_better(best[measure], other[measure]) for measure in best)
 

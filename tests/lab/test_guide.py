@@ -153,7 +153,7 @@ def test_every_entry_of_the_guide_has_evidence():
 
 
 def test_the_guide_recommends_what_has_the_lower_loss_in_the_rows():
-    """The sign of each comparison that the guide rests on, from the rows."""
+    """Check from the rows the sign of each comparison on which the guide rests."""
 
     def at(run, metric="loss", **fields):
         return mean(values(run, metric, **fields))

@@ -94,7 +94,7 @@ def test_the_bar_counts_the_samples_of_the_part(monkeypatch):
     monkeypatch.setattr(held_out, "Progress", Bar)
     monkeypatch.setattr(held_out, "MAX_TOKENS", 2 * 4)
     measure(knows_a_third, Part(Text(8), 5, first=99), "causal", 4, progress="evaluate valid")
-    # of the samples 99 to 103, the numbers 100 and 103 leave 1
+    # the model is right where the sample's number modulo 3 is 1: of 99 to 103 at 100 and 103
     shares = [(2, "accuracy 50.0%"), (4, "accuracy 25.0%"), (5, "accuracy 40.0%")]
     assert shown == [("evaluate valid", 5, 0), *shares, "closed"]
 

@@ -40,8 +40,8 @@ def test_a_token_weighs_what_a_long_context_helps_it_whatever_the_chunks(
     ]
     expected = 0.0
     for place, (a, b) in enumerate(zip(short, full, strict=True)):
-        # token 0 has no loss, so the loss at place 0 is that of token 1; the tokens before
-        # `context` have the same context in both
+        # token 0 has no loss, so the loss at place 0 is that of token 1; a token before `context`
+        # has all earlier tokens in its short context too, so it weighs 1
         weight = 1.0 if place + 1 < context else min(math.exp(a - b), 5.0)
         expected += weight * b
     found = chunked_loss(HIDDEN, lambda x: x @ HEAD, TARGETS, WORDS, torch.tensor(short), context)

@@ -56,7 +56,7 @@ def test_the_constant_answer_is_right_half_of_the_time():
 
 
 def test_the_last_random_bit_of_a_sample_says_whether_it_is_swapped():
-    """So that a run with the same seed has the same samples in every version."""
+    """This rule is fixed, so that a seed gives the same samples in every version of the package."""
     index = np.arange(60)
     swapped = bits(7, index, stream=1, count=1)[:, 0] & np.uint64(1)
     assert TripletBatches(MANY, seed=7).batch(index, 40).targets.tolist() == swapped.tolist()

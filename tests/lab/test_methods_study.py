@@ -39,7 +39,7 @@ def decoder(method: str = "rope", seed: int = 0, **changes) -> Decoder:
     return new_model(method, model, seed)  # type: ignore[return-value]
 
 
-# a CPU without bfloat16 computes it another way
+# torch warns if this CPU lacks the instructions for bfloat16
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")
 @pytest.mark.parametrize("method", TRAINED)
 def test_every_method_trains_in_both_precisions(method):
@@ -110,8 +110,8 @@ def test_the_search_finds_factors_with_a_low_loss_of_the_answer():
 
 @pytest.fixture
 def trainings(monkeypatch) -> list[SimpleNamespace]:
-    """Every training that the study asks for; it gets back the model to start from, or a new one,
-    untrained.
+    """Return a list of the trainings that the study asks for; none is run: the study gets back the
+    model to start from, or a new one.
     """
     asked: list[SimpleNamespace] = []
 

@@ -188,7 +188,7 @@ def test_what_is_written_is_the_greedy_text_of_transformers(folder):
     assert found.written == tokenizer.decode(written)
 
 
-def test_telling_head_attends_most_from_the_question_to_the_statement(folder):
+def test_telling_head_is_the_head_that_attends_most_from_the_question_to_the_pass_key(folder):
     found = reading.read(reading.load(str(folder)), ASKED)
     layer, head = reading.telling_head(found)
     keys = slice(max(found.stated - 1, 0), found.stated + 1)

@@ -95,7 +95,8 @@ def test_labels_do_not_overlap():
         assert not any(first.overlaps(second) for second in boxes[place + 1 :])
     edge = figure.bbox
     assert all(box.x1 <= edge.x1 and box.y1 <= edge.y1 for box in boxes)
-    # beside their lines: in the same order, and no further away than their neighbours force them
+    # labels stand beside the ends of their lines in the order of these; only near neighbours move
+    # them away from there
     written = [
         text.xyann if text.xycoords == "axes fraction" else text.xy for text in figure.axes[0].texts
     ]

@@ -116,8 +116,8 @@ def test_continuing_a_shifted_cache_gives_the_loss_of_reading_again(tiny):
 
 
 def test_one_layer_has_no_hidden_context_so_re_rotated_keys_are_exact(tiny):
-    """Keys of the first layer depend on their own token only: after re-rotation they are those of
-    reading again.
+    """A key of the first layer depends on its own token only, so after re-rotation it equals the key
+    that reading the shorter text again would give.
     """
     model, encode = tiny
     window = real_windows(["python"], encode, 40, 2)[1]
@@ -145,7 +145,7 @@ def test_training_lowers_the_loss_and_leaves_the_model_unextended(objective):
     assert Reader(model).losses(tokens[None, :256]).mean() < before
 
 
-# a CPU without arithmetic for bfloat16
+# torch warns if this CPU lacks the instructions for bfloat16
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
 def test_mixed_precision_computes_with_the_weights_of_the_last_step():
     model, encode = open_real("tiny", CPU)
@@ -295,7 +295,7 @@ def test_claims_of_tuning_pair_far_and_near_losses_within_each_seed():
         rows.append(row("found", [1.0 - seed] * 4, length=120, **fields))
     close, found = real_tune.claims(rows, {"trained": 64})
     assert (close.verdict, close.evidence) == (HOLDS, "+0.0% ± 0.0%")
-    assert found.evidence == "50% ± 50%"  # one seed found all, the other none
+    assert found.evidence == "50% ± 50%"  # the model of one seed found all keys, the other none
 
 
 def test_a_second_run_of_real_kv_measures_nothing_again(tmp_path, monkeypatch):
@@ -379,7 +379,7 @@ def test_a_short_text_is_measured_on_the_windows_it_has(tmp_path, monkeypatch):
         (1200, 5, 0, "bbbb"),
     ],
 )
-def test_a_short_text_gives_fewer_windows_and_the_others_more(
+def test_where_one_text_is_too_short_other_texts_give_more_windows(
     monkeypatch, length, count, spare, starts
 ):
     texts = {"first": "a" * 1000, "second": "b" * 5000}

@@ -55,8 +55,8 @@ def test_an_unscaled_model_has_the_losses_of_its_bands(tmp_path):
 
 
 def test_a_training_at_a_rate_near_0_leaves_the_losses_as_they_were(tmp_path, monkeypatch):
-    """The text to train on begins after the 3,000,000 characters that windows are taken from, and
-    has 9,000,000.
+    """Windows are taken from the first 3,000,000 characters of a text; the text to train on is the
+    next 9,000,000.
     """
     asked = []
 

@@ -23,8 +23,8 @@ def test_dropping_rope_keeps_every_weight_and_forgets_positions():
     assert done.dropped == done.initialised == ()
     tokens = torch.arange(6)[None]
     shuffled = torch.tensor([[3, 0, 5, 1, 4, 2]])
-    # attention in the last token sees a set of tokens, so their order and their positions do not
-    # matter in the first layer
+    # in the first layer, the last token's attention depends only on which tokens there are, not on
+    # their order or positions
     layer = done.model.layers[0].self_attn
     x = torch.randn(1, 6, 16)
     assert torch.allclose(

@@ -215,7 +215,7 @@ def test_retrieval_is_advised_only_if_pass_keys_are_found_at_the_trained_length(
     assert recommend({"passkey": failed})[5].advice.startswith("No recommendation")
     hits = {"none": [0.0] * 20 + [1.0], "yarn": [1.0] * 21}
     rows = [row("found", values, method=name, **common) for name, values in hits.items()]
-    # another model says nothing here
+    # rows of a model with another base must not count
     rows += [row("found", [1.0] * 21, method="none", **(common | {"base": 500_000.0}))]
     held = StudyResult(
         rows, {"study": "passkey", "seeds": 1}, Findings(claims=[Claim("found", HOLDS, "100 %")])
@@ -224,7 +224,7 @@ def test_retrieval_is_advised_only_if_pass_keys_are_found_at_the_trained_length(
 
 
 def test_depths_of_a_pass_key_are_samples_and_not_seeds():
-    """YaRN finds 20 keys more of 40, all at one depth: 0.5 with a standard error of 0.08."""
+    """Of 40 pass keys YaRN finds 20 more, all at one depth: 0.5 more, with a standard error of 0.08."""
     common = {"base": 10_000.0, "seed": 0, "length": 96}
     rows = [
         row(
@@ -259,7 +259,7 @@ def test_the_report_states_the_measured_noise_of_seeds_or_the_published_one():
         row("loss", [mean], model="c", length=8, seed=seed)
         for seed, mean in enumerate((1.0, 1.1, 1.2))
     ]
-    assert "0.1500" in noise(rows + close, {"seeds": 3})  # halfway between 0.1 and 0.2
+    assert "0.1500" in noise(rows + close, {"seeds": 3})  # the median of 0.1 and 0.2
 
 
 def test_a_table_without_a_note_has_no_paragraph_for_it():

@@ -87,7 +87,7 @@ def test_texts_to_pretrain_on_are_those_of_training_and_validation_and_not_of_th
     texts = [line[each] for name in ("train", "valid") for line in lines[name] for each in "ABC"]
     written = (folder / "text.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["text"] for line in written] == texts
-    # each text has at least 60 characters, and not another sentence
+    # each text has at least 60 characters, and no more sentences than this takes
     lengths = [len(line[each]) for name in lines for line in lines[name] for each in "ABC"]
     assert min(lengths) >= 60
     assert max(lengths) < 110

@@ -67,8 +67,8 @@ def test_fold_depends_on_the_order_and_number_of_its_arguments():
 
 @pytest.mark.parametrize("size", [64, 1000])
 def test_neighbours_are_not_neighbours_after_a_shuffle(size):
-    """In a random order two neighbours are a third of the size apart; a weak shuffle moves whole
-    blocks.
+    """In a random order two neighbours are on average a third of the size apart; a weak shuffle,
+    which moves whole blocks, leaves them closer.
     """
     apart = [
         np.abs(

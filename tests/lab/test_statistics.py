@@ -12,8 +12,8 @@ RNG = np.random.default_rng(0)
 WINDOWS = RNG.normal(2.0, 0.5, 40)
 
 
-def test_a_paired_gap_smaller_than_the_spread_of_windows_is_significant():
-    """A constant gap of 0.05 under windows that differ by 0.5."""
+def test_a_gap_smaller_than_the_spread_of_windows_is_significant_if_every_window_has_it():
+    """Windows have a deviation of 0.5, and one score is larger by about 0.05 on each of them."""
     a, b = Score(WINDOWS), Score(WINDOWS + 0.05 + RNG.normal(0, 0.01, 40))
     assert a.error > 0.05
     found = compare(a, b)
@@ -87,15 +87,15 @@ def test_different_windows_are_not_compared():
 
 
 def test_a_rank_group_holds_names_tied_with_its_first_alone():
-    """Steps of 0.02 are ties beside a noise of 0.015, two steps are not; a chain of ties must not
-    make one group.
+    """With a noise of 0.015, scores that differ by 0.02 are tied and scores that differ by 0.04 are
+    not; names that are tied only by way of another one must not be in one group.
     """
     scores = {name: Score(WINDOWS + step * 0.02) for step, name in enumerate("abcd")}
     assert rank(scores, floor=0.015) == [["a", "b"], ["c", "d"]]
 
 
 def test_a_difference_of_exactly_two_standard_errors_is_a_tie():
-    """Differences 2 and 4 of two windows: mean 3, standard error 1, so 3 of them are a difference."""
+    """Two windows differ by 2 and by 4: the mean difference of 3 is 3 standard errors of 1."""
     a, b = Score(np.array([[2.0, 4.0]])), Score(np.array([[0.0, 0.0]]))
     found = compare(a, b)
     assert (found.difference, found.error) == (3.0, 1.0)
@@ -103,7 +103,7 @@ def test_a_difference_of_exactly_two_standard_errors_is_a_tie():
         *("b", "tied", "tied")
     ]
     assert compare(b, a).verdict == "a"
-    # noise of its own: sqrt(1 + 1.25) is 1.5, and twice that is the difference
+    # with a noise floor the error is sqrt(1 + 1.25) = 1.5, so the difference is two errors
     assert compare(a, b, floor=math.sqrt(1.25)).verdict == "tied"
     assert compare(a, b, floor=1.0).verdict == "b"
     assert compare(a, b, floor=1.0).error == pytest.approx(math.sqrt(2))
@@ -114,7 +114,7 @@ def test_a_comparison_counts_trainings_and_windows():
     found = compare(Score(values), Score(values * 2))
     assert (found.seeds, found.windows) == (3, 4)
     assert (Score(values).seeds, Score(values).windows) == (3, 4)
-    # both errors by their formulas, added as squares
+    # the errors over windows and over seeds, by their formulas; their squares add up
     of_windows = np.array([4.0, 5, 6, 7]).std(ddof=1) / 2
     of_seeds = np.array([1.5, 5.5, 9.5]).std(ddof=1) / math.sqrt(3)
     assert Score(values).error == pytest.approx(math.hypot(of_windows, of_seeds))

@@ -53,7 +53,7 @@ def test_every_study_runs_and_writes_rows_facts_and_figures(name, place):
     for figure in findings.figures:
         pixels = matplotlib.image.imread(folder / f"{figure}.png")
         assert min(pixels.shape[:2]) > 200
-        # a number for each; unique rows would be sorted for seconds
+        # one number for each colour, because np.unique takes seconds for rows of three numbers
         colours = pixels @ np.arange(1.0, 1 + pixels.shape[-1])
         assert len(np.unique(colours)) > 10, "an empty picture has a single colour"
         assert (folder / f"{figure}.svg").read_text().rstrip().endswith("</svg>")

@@ -300,7 +300,7 @@ def test_the_bars_of_the_methods_are_one_standard_error_to_each_side(results, na
 
 
 def test_every_figure_of_a_trained_study_is_compared_with_its_rows(results):
-    """Those of pretrained models have tests of their own, in test_real_tables.py."""
+    """Figures of studies on pretrained models are tested in test_real_tables.py and elsewhere."""
     drawn = {
         name
         for result in results.values()

@@ -171,7 +171,9 @@ def test_pass_keys_are_found_only_beyond_two_standard_errors(found, count, verdi
 
 
 def test_the_change_by_a_shift_is_the_largest_of_each_window(monkeypatch):
-    """In deviations of all logits, for a model whose logits are its positions' sums."""
+    """The change is divided by the deviation of all logits; in this model a shift by 5 changes one
+    logit of each window by 0.5.
+    """
 
     class Sums(torch.nn.Module):
         def __init__(self, config):

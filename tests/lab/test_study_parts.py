@@ -57,7 +57,7 @@ def test_an_order_holds_only_beyond_the_noise():
     }
     assert claim_order("", scores, ["a", "b"]).verdict == HOLDS
     assert claim_order("", scores, ["b", "a"]).verdict == FAILS
-    # one seed each: 0.01 is less than two trainings of one model differ
+    # with one seed each: two trainings of the same model may differ by more than 0.01
     assert claim_order("", scores, ["a", "b", "c"]).verdict == TIED
     assert claim_order("", scores, ["b", "c"], same_model=True).verdict == HOLDS
     assert claim_order("", scores, ["a", "d"]).verdict == UNKNOWN
@@ -210,7 +210,7 @@ def test_masked_tokens_are_the_same_at_every_length():
     class Watched(torch.nn.Module):
         def forward(self, tokens):
             seen.setdefault(tokens.shape[1], []).append(tokens)
-            # the answer depends on the piece: its own sum
+            # the answer depends on the whole piece, by the sum of its tokens
             return F.one_hot((tokens.sum(1, keepdim=True) + tokens) % 264, 264).float()
 
     rows = {

@@ -71,8 +71,8 @@ def text(tmp_path) -> list[str]:
 
 @pytest.fixture
 def trainings(monkeypatch) -> list[SimpleNamespace]:
-    """Every training that a study asks for; it gets back the model to start from, or a new one,
-    untrained.
+    """Return a list of the trainings that a study asks for; none is run: the study gets back the
+    model to start from, or a new one.
     """
     asked: list[SimpleNamespace] = []
 
@@ -242,8 +242,8 @@ def test_each_stage_of_pre_training_ends_where_the_next_begins(monkeypatch, tmp_
 
 
 def test_stages_are_measured_on_as_many_windows_as_are_asked_for(text, tmp_path):
-    """The second study finds the trainings and rows of the first; its first stage is still that of
-    a model of one step.
+    """A study in the folder of an earlier one finds its trained models, but measures anew with more
+    windows: it gives the rows of a study in an empty folder.
     """
     settings = {
         "preset": "mlm",
@@ -391,7 +391,7 @@ def test_the_time_of_a_pass_is_that_of_the_fastest():
         def features(self, tokens):
             time.sleep(next(waits))
 
-    # 2 ms asleep, and whatever the machine takes to wake up, but less than the 50 of the others
+    # the fastest pass sleeps 2 ms, and waking up takes some time more; the others take 50 and more
     assert 2 <= linear._milliseconds(Slow(), torch.zeros(1, 1)) < 50
 
 

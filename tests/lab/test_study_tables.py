@@ -148,7 +148,7 @@ def test_an_extended_model_is_shown_on_long_and_on_short_text():
     rows = seeds("loss", 1.0, method="none", tuned=0, factor=1, length=8)
     for factor in (2, 4):
         rows += losses("none", 0, factor, 1.0, 1.0 + factor) + losses("yarn", 0, factor, 1.1, 1.5)
-    # measured at the larger factor only, so it has no row of its own
+    # `linear` was measured at the larger factor only, so it has no row in the tables
     rows += losses("linear", 0, 4, 1.2, 9.0)
     rows += losses("yarn", 40, 4, 1.05, 1.25)
     found = extend.findings(rows, {})
@@ -231,7 +231,7 @@ def test_the_exact_method_is_judged_by_its_worst_position_and_no_error_is_drawn_
 
 
 def test_a_difference_that_touches_the_limit_with_its_margin_is_within_noise():
-    """0.75 ± 0.125: two errors below it is 0.5, which is not beyond a limit of 0.5."""
+    """The difference is 0.75 ± 0.125; 0.75 less two errors is 0.5, which is not beyond the limit 0.5."""
     one, other = Score([[0.625, 0.875]]), Score([[0.0, 0.0]])
     assert claim_within("", one, other, 0.5).verdict == TIED
     assert claim_within("", one, other, 0.49).verdict == FAILS

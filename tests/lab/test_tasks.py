@@ -165,7 +165,9 @@ def test_without_options_words_are_as_long_as_they_fit_and_eight_pairs_are_recal
 
 @pytest.mark.parametrize(("depth", "slot"), [(0.0, 0), (0.24, 1), (0.26, 2), (0.74, 4), (1.0, 6)])
 def test_a_depth_is_rounded_to_the_nearest_slot(depth, slot):
-    """Of 17 tokens three are the question, so there are 7 slots of two: 0.26 of the last is 1.56."""
+    """Of 17 tokens three are the question, so there are 7 slots of two tokens, 0 to 6; depth 0.26 is
+    0.26 * 6 = 1.56, nearest to slot 2.
+    """
     for text, _ in rows("recall", 17, pairs=1, depth=depth):
         assert re.search(r"[a-z]\d", text[:-3]).start() == 2 * slot
 
@@ -187,7 +189,7 @@ def test_a_pass_key_at_depth_one_ends_where_the_question_begins(length):
 
 
 def test_planted_text_has_the_words_of_zipfs_law_whatever_the_seed():
-    """P(rank) ~ 1 / rank: of 512 words the first is drawn as often as log 2 / log 512."""
+    """P(rank) ~ 1 / rank: of 512 words the first is drawn with the probability log 2 / log 512."""
     words = [
         re.findall(r"(?<= )[a-z]{5}(?= )", bytes(row).decode())
         for row in TASKS["planted"](5, np.arange(300), 300).tokens
@@ -220,7 +222,9 @@ def test_a_planted_name_may_begin_anywhere_that_leaves_room_for_its_copy():
 
 
 def test_samples_of_a_task_are_drawn_apart_from_the_text_of_the_same_seed():
-    """The first word of a copy is drawn with the seed folded with 77, and another one differs."""
+    """The words of the task `copy` are drawn with fold(seed, 77), not with the seed itself, which
+    draws the text.
+    """
     letters = below(fold(5, 77), INDEX, stream=1, count=20, high=26)
     for (text, _), drawn in zip(rows("copy", 42), letters, strict=True):
         assert text[:20] == "".join("abcdefghijklmnopqrstuvwxyz"[i] for i in drawn)

@@ -67,7 +67,7 @@ def by_hand(model, batches, settings):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Losses, smoothed loss and weights of an uninterrupted run, by its dropout."""
+    """Return {dropout: (losses, smoothed loss, weights)} of uninterrupted runs."""
     found = {}
     for dropout in (0.0, 0.2):
         trainer = tiny_trainer(tmp_path_factory.mktemp("whole"), model=tiny_model(dropout=dropout))
@@ -94,7 +94,7 @@ def test_a_run_has_the_losses_norms_and_rates_of_a_loop_written_by_hand(tmp_path
 
 
 def test_micro_batches_with_unequal_target_counts_give_the_loss_of_the_whole_batch(tmp_path):
-    """A mask leaves each part another number of targets; the mean is over all of them."""
+    """A mask leaves each micro-batch another number of targets; the mean is over the targets of all."""
     model, task = tiny_model(), TaskBatches("copy", options=(("least", 0.1),))
     settings = [tiny_settings(stages=(Stage(16, 4, 3),), accumulation=parts) for parts in (1, 4)]
     first, second = (
@@ -165,7 +165,7 @@ def test_a_parameter_without_gradients_is_not_trained_and_has_no_norm():
 
 
 def test_the_norm_of_a_group_counts_only_parameters_with_a_gradient():
-    """Those without one come before others in the order of the parameters."""
+    """Here only the last parameter of a group has a gradient, so those without one come first."""
     model = tiny_model("rope")
     norms = GradientNorms(model, Parallel())
     parameters = dict(model.named_parameters())
@@ -210,7 +210,7 @@ def test_norms_of_groups_are_those_of_their_gradients(encoding):
 
 @pytest.mark.parametrize("share", [0.3, 3.0])
 def test_clipping_equals_torchs_below_and_above_the_limit(share):
-    """Directly on the gradients: AdamW hardly feels their scale, so no loss would tell."""
+    """Gradients are compared, because AdamW hardly depends on their scale and no loss would show it."""
     ours, theirs = tiny_model(), tiny_model()
     for model in (ours, theirs):
         model(torch.arange(12).view(2, 6)).square().mean().backward()

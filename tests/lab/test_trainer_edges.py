@@ -9,7 +9,7 @@ from ropewalk_lab.batches import IGNORED
 
 
 class NoTargets:
-    """The batches of another source without a target."""
+    """The batches of a given source, with every target marked as ignored."""
 
     def __init__(self, text):
         self.text, self.vocab_size, self.fingerprint = text, text.vocab_size, "no targets"

@@ -36,7 +36,7 @@ def test_micro_batches_are_consecutive_parts_of_a_step():
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_stays(tmp_path):
-    """A user has moved it to another disk and left a link, which rmtree refuses to follow."""
+    """A user has moved the checkpoint to another disk and left a link, which rmtree does not remove."""
     (tmp_path / "elsewhere").mkdir()
     run = tmp_path / "run"
     run.mkdir()

@@ -66,7 +66,7 @@ def specs(layout: str) -> list[rw.RopeSpec]:
 
 
 FLAG = [False, True]
-#: field -> its values, the first of which is used where another field is drawn
+#: field -> its values; the first is used where the field is not drawn
 ROFORMER: dict[str, list[Any]] = {
     "vocab_size": [VOCAB, 41],
     "hidden_size": [30, 20],
@@ -147,16 +147,16 @@ CONFIGS = {RoFormerConfig: (RoFormer, ROFORMER), DecoderConfig: (Decoder, DECODE
 
 
 def alone(kind: type, count: int | None, seed: int = 0) -> list[dict[str, Any]]:
-    """Return a draw for each value of each field but the first value, with only that field changed;
-    with a `count`, only that many of them.
+    """Return dicts that change one field each, to each of its values but the first; with a `count`,
+    only that many of them, drawn at random.
     """
     draws = [{name: value} for name, values in CONFIGS[kind][1].items() for value in values[1:]]
     return draws if count is None else random.Random(seed).sample(draws, count)
 
 
 def together(kind: type, count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Return a few fields changed at once; half of the draws keep the plain rotation, so that the
-    other fields are saved.
+    """Yield dicts that change a few fields at once; half of them change no encoding, attention, norm
+    or bias, so that more of the models can be saved.
     """
     draw, values = random.Random(seed), CONFIGS[kind][1]
     for _ in range(count):

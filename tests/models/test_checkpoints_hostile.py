@@ -62,7 +62,9 @@ def lay(folder, config, weights, name="model.safetensors"):
 
 
 def outcome(folder):
-    """The refusal, or None where the folder loads; anything else is a bug and comes through."""
+    """Return the RopeError with which `load` refuses a folder, or None if the folder loads; any other
+    exception is a bug and is raised.
+    """
     with as_users_call(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # keys that nobody reads
         try:
@@ -141,7 +143,7 @@ def test_bytes_changed_at_random_in_the_header_never_crash(parts, tmp_path):
         for _ in range(chance.randint(1, 4)):
             spoilt[chance.randrange(size)] = chance.randrange(256)
         refusals += outcome(lay(tmp_path / str(number), config, bytes(spoilt))) is not None
-    assert refusals >= 190  # a blank or a digit of a name may pass for another
+    assert refusals >= 190  # a few changes, such as of a blank, are harmless
 
 
 def header(entries):

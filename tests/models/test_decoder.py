@@ -117,7 +117,7 @@ def test_each_layer_type_has_its_own_spec():
 def test_a_sliding_cache_gives_the_logits_of_a_model_with_a_window():
     model, given = make(window=4), tokens(seq=12)
     unlimited = make()
-    caches = unlimited.caches("sliding", capacity=3)  # three kept and the new one
+    caches = unlimited.caches("sliding", capacity=3)  # with the new token, four: the window
     steps = [unlimited(given[:, i : i + 1], caches=caches) for i in range(12)]
     close(torch.cat(steps, dim=1), model(given))
 
@@ -184,7 +184,7 @@ def test_many_chunks_add_up_beyond_what_bfloat16_can_count():
     )
     # every row a chunk
     token_loss(x, weight, torch.zeros(600, dtype=torch.int64), max_logits=2).backward()
-    # 600 halves over 600; a bfloat16 sum of halves ends at 128
+    # 600 times 1/2, divided by 600; in bfloat16 a sum of halves would stop at 128
     assert weight.grad.tolist() == [
         [-0.5],
         [0.5],
@@ -297,8 +297,8 @@ def test_tokens_that_are_not_int32_or_int64_are_refused(dtype):
 
 
 def test_beyond_the_window_of_rerope_the_order_of_tokens_does_not_matter():
-    """In one layer: all far tokens are then at the same distance. Layers without positions have no
-    distances to change.
+    """In a model of one layer: all tokens beyond the window are at the same distance. Layers without
+    positions get no remapping.
     """
     given = tokens(seq=9)
     reordered = torch.cat((given[:, [4, 2, 5, 0, 3, 1]], given[:, 6:]), dim=1)
@@ -311,7 +311,9 @@ def test_beyond_the_window_of_rerope_the_order_of_tokens_does_not_matter():
 
 
 def test_running_all_experts_gives_the_result_of_running_the_chosen_ones():
-    """The form that torch.compile takes, token by token."""
+    """`_run_all`, which torch.compile takes, and the ordinary call, against the chosen experts run
+    token by token.
+    """
     experts = make(**OPTIONS["experts"]).layers[0].mlp.experts
     x, weights = torch.randn(7, 20, dtype=torch.float64), torch.rand(7, 2, dtype=torch.float64)
     chosen = torch.stack([torch.randperm(5)[:2] for _ in range(7)])
@@ -330,8 +332,8 @@ def test_caches_must_be_one_a_layer():
 
 
 def test_the_fused_kernels_are_not_used_for_other_norms_or_hooks():
-    """They compute an RMS norm of q and k; a norm that a user put in its place must not be left
-    out.
+    """The fused kernels compute an RMS norm of q and k; where a user replaced it by another norm,
+    that norm must be computed.
     """
 
     def reason(change):

@@ -74,8 +74,8 @@ def test_targets_of_another_type_or_shape_are_refused(change):
 
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_the_gradient_of_16_bit_weights_is_rounded_once(chunks):
-    """Four tokens are equally likely, so those that are no target get a quarter of the sum of x,
-    exact in each chunk.
+    """All four tokens of the vocabulary are equally likely, so the gradient of one that is no target
+    is a quarter of the sum of x, which is exact in each chunk.
     """
     x, weight = (
         torch.randn(2, 200).bfloat16(),

@@ -53,8 +53,8 @@ def test_published_sizes_are_the_defaults():
 
 
 @pytest.mark.parametrize(("trained", "served"), [(64, 256), (100, 177), (4096, 65536), (64, 4096)])
-def test_remappings_divide_far_distances_by_the_least_that_fits(trained, served):
-    """Two thirds of the trained length must hold the window and all far distances."""
+def test_remappings_divide_far_distances_by_the_least_integer_with_which_they_fit(trained, served):
+    """The window and the divided far distances must fit into two thirds of the trained length."""
     window = trained // 4
     least = next(n for n in range(2, served) if (served - window) / n <= 2 * trained // 3 - window)
     assert LeakyReRope.for_length(trained, served) == LeakyReRope(window, least, trained)
@@ -144,8 +144,8 @@ def angles_at(spec, positions, length):
 
 @pytest.mark.parametrize("key", [False, True])
 def test_pope_uses_the_length_and_whether_it_rotates_queries_or_keys(key):
-    """Dynamic NTK and a magnitude on queries alone; each channel becomes a pair at the angle of its
-    position.
+    """Tried with dynamic NTK and with a magnitude on queries alone. Each channel of x becomes the
+    size of a pair, at the angle of its position.
     """
     positions, length = torch.arange(SEQ) + 20, 64
     dynamic = rw.RopeSpec(2 * HEAD_DIM, scaling=fq.Dynamic(4.0, original_length=8))

@@ -78,7 +78,7 @@ def test_a_sliding_cache_with_sinks_keeps_the_first_and_the_latest_tokens(model)
     caches = model.caches("sliding", capacity=5, sinks=2)
     out = model.generate(given, 6, cache=caches)
     assert out.shape == (1, 12)
-    for cache in caches:  # eleven tokens were fed; the last of the twelve was not
+    for cache in caches:  # the model has read eleven tokens, all but the last that it generated
         assert cache.seen.positions.tolist() == [[0, 1, 8, 9, 10]]
 
 
@@ -227,7 +227,7 @@ def test_a_static_cache_that_is_too_small_raises_an_error(model):
 
 
 def test_the_fewest_tokens_that_reach_top_p_are_kept():
-    """Four tokens of a quarter each, and half of the probability: two of them, not three."""
+    """Four tokens have a probability of a quarter each: for top_p 0.5 two are kept, for 0.51 three."""
     seen = {Sampling(1.0, top_p=0.5).pick(torch.zeros(1, 4), None, None).item() for _ in range(60)}
     assert len(seen) == 2
     above = {

@@ -164,7 +164,8 @@ def test_a_saved_folder_has_the_tokenizer_and_the_end_tokens_of_the_file(tmp_pat
     ours, folder = saved(tmp_path, with_tokenizer())
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    # the key, the key of messages, then the token that llama.cpp knows by its text
+    # the ids of eos_token_id and eom_token_id, then <|im_end|>, which llama.cpp takes for an end by
+    # its text
     ends = [260, 262, 261]
     assert theirs.generation_config.eos_token_id == ends
     assert theirs.generation_config.bos_token_id == theirs.config.bos_token_id == 259
@@ -180,7 +181,7 @@ def test_a_saved_folder_has_the_tokenizer_and_the_end_tokens_of_the_file(tmp_pat
     assert tokenizer.model_max_length == 512
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "the"}], tokenize=False)
     assert chat == "<s>the<|im_end|>"
-    # the output matrix is the embedding: the row that wins decides where generation ends
+    # the output matrix is the embedding, so a larger row of an end token makes that token win
     for end in ends:
         tokens = torch.tensor([text])
         boosted = ours(tokens)[0, -1].argmax()

@@ -75,7 +75,8 @@ def test_a_written_file_is_loaded_as_the_same_model(name, tmp_path):
     state = again.state_dict()
     assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
     ours, theirs = (each.config.encoding.frequencies(1) for each in (model, again))
-    exact = name not in ("yarn, other betas", "ntk_by_parts", "clipped")  # divisors in float32
+    # these scalings have no keys in GGUF: the file holds float32 divisors of their frequencies
+    exact = name not in ("yarn, other betas", "ntk_by_parts", "clipped")
     rtol, atol = (0, 0) if exact else (2e-7, 1e-25)
     np.testing.assert_allclose(theirs.radians, ours.radians, rtol, atol)
     assert not exact or again.config.encoding == model.config.encoding
@@ -143,7 +144,7 @@ def test_matrices_have_the_type_that_is_asked_for(tensor_type, dtype, tmp_path):
         kind = expected if weight.ndim == 2 else "F32"
         assert tensors[name].tensor_type.name == kind
         found = gguf.quants.dequantize(tensors[name].data, tensors[name].tensor_type)
-        # half a step of each type; Q8_0 has 127 steps up to the largest weight of 32
+        # half a step of each type; Q8_0 has 127 steps up to the largest of each 32 weights
         error = {"F32": 0, "F16": 2**-11, "BF16": 2**-8, "Q8_0": 0.51 / 127}[kind]
         step = weight.abs().max() if kind == "Q8_0" else weight.abs()
         assert bool(

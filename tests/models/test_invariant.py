@@ -58,7 +58,7 @@ def test_a_row_has_the_same_bits_in_every_batch_chunk_and_cache(options, dtype):
     alone = model(tokens[1:2])[0]
     assert torch.equal(model(tokens)[1], alone)
     assert torch.equal(model(tokens[[1, 0]])[0], alone)
-    # a library multiplies a single token in another way than several
+    # a library's matrix product may add in another order for one token than for several
     caches = model.caches()
     steps = [model(token, caches=caches) for token in tokens[1:2].split(1, dim=1)]
     assert torch.equal(torch.cat(steps, dim=1)[0], alone)
@@ -66,7 +66,7 @@ def test_a_row_has_the_same_bits_in_every_batch_chunk_and_cache(options, dtype):
         caches = model.caches(kind, 11 if kind == "static" else None)
         parts = [model(part, caches=caches) for part in tokens.split((5, 1, 4, 1), dim=1)]
         assert torch.equal(torch.cat(parts, dim=1)[1], alone)
-    # padded on the left, where its positions are the same
+    # a row padded on the left has the same positions
     padded = torch.cat((draw(2, 3), tokens[:2]), dim=1)
     real = torch.ones_like(padded, dtype=torch.bool)
     real[1, :3] = False

@@ -102,7 +102,7 @@ def test_our_models_migrate_too_and_the_source_is_unchanged(kind, encoding):
     with torch.no_grad():
         done.model.get_parameter(done.copied[0]).add_(1)
     assert torch.equal(source.state_dict()[done.copied[0]], before[done.copied[0]])
-    assert done.model(words((1, 40))[0]).shape[1] == 40  # past the length the table had
+    assert done.model(words((1, 40))[0]).shape[1] == 40  # longer than the table of the source
 
 
 @pytest.mark.parametrize(

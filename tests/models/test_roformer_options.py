@@ -301,8 +301,8 @@ def test_a_config_that_transformers_has_no_model_for_is_not_written(changes, fie
 
 @pytest.mark.parametrize("scaling", [rw.frequencies.Default(), rw.frequencies.XPos()], ids=str)
 def test_rotated_values_in_a_cache_move_with_their_tokens(scaling):
-    """In one layer: its output depends on absolute positions, so what later layers cached would
-    change as well.
+    """Tested in a model of one layer: with rotated values its output depends on absolute positions,
+    so in a deeper model the keys and values of later layers would change as well.
     """
     spec = rw.RopeSpec(10, layout="interleaved", scaling=scaling)
     model = make(encoding=spec, rotary_value=True, causal=True, head="causal_lm", num_layers=1)

@@ -52,7 +52,7 @@ def test_a_head_gives_the_shape_that_the_page_says(name):
 
 
 def test_a_head_reads_the_tokens_that_the_page_says():
-    """The first token, the last one or every one: the output follows the hidden state it reads."""
+    """The output of a head depends on the hidden state of the first token, of the last or of all."""
     page = PAGE.read_text(encoding="utf-8")
     table = page.partition("| `head` | output | from |")[2].partition("\n\n")[0]
     said = {
@@ -67,7 +67,7 @@ def test_a_head_reads_the_tokens_that_the_page_says():
     assert "last token" in said["multiple_choice"]
     for name in ("none", "masked_lm", "causal_lm", "token_classification", "question_answering"):
         assert said[name].strip() == "every token"
-    # the hidden states of a row, one after the other changed: which of them the output follows
+    # change one hidden state of a row after another, and see on which of them the output depends
     for name, place in (("classification", 0), ("similarity", 0), ("multiple_choice", 4)):
         model = head_of(name)
         hidden = torch.randn(1, 5, 16)

@@ -31,7 +31,9 @@ ALL = (0, PAIRS - 1)
 
 
 def panel(x=None, y=None, scales="linear linear", legend=None, title=""):
-    """What a panel shows: limits of its axes (None: any), the scales of both, and its legend."""
+    """Return what a panel must show: the limits (None: any) and scales of its axes, its legend and
+    its title.
+    """
     return SimpleNamespace(x=x, y=y, scales=tuple(scales.split()), legend=legend, title=title)
 
 
@@ -192,7 +194,7 @@ def test_the_colours_of_a_legend_are_those_of_its_lines_and_the_same_in_both_pan
                 assert text.get_color() == by_label[text.get_text()]
         coloured = [line.get_color() for line in lines if line.get_color() in SIX]
         assert len(set(coloured)) == len(coloured)
-        if name != "decay":  # its right panel goes on where the left one stopped
+        if name != "decay":  # the right panel of `decay` goes on where its left panel stopped
             assert coloured == SIX[: len(coloured)]
     if name == "decay":
         assert list(by_label.values()) == SIX[1:3]
@@ -585,8 +587,8 @@ class Pencil:
         return [call[1:] for call in self.calls if call[0] == kind]
 
 
-def test_a_dial_is_of_the_turns_in_training_and_leaves_them_where_they_end():
-    """Pairs of theta 100 at 16 dimensions, trained on 32 tokens: 5.09 turns to 0.09."""
+def test_a_dial_has_the_turns_of_its_pair_and_the_place_where_unseen_angles_begin():
+    """The pairs of theta 100 in 16 dimensions make 5.09 to 0.09 turns in 32 trained tokens."""
     dials = motion.dials_of(VIEW.spec, TRAINED, SERVED)
     turns = [32 / (2 * math.pi) * 100 ** (-i / 8) for i in range(8)]
     assert [dial.pair for dial in dials] == [0, 2, 3, 4, 5, 6, 7]
@@ -606,7 +608,7 @@ def test_a_dial_is_of_the_turns_in_training_and_leaves_them_where_they_end():
     ("progress", "outside", "new"), [(0.25, False, None), (0.5, True, 90), (1.0, True, 270)]
 )
 def test_a_hand_turns_with_what_was_read_and_new_angles_are_coloured(progress, outside, new):
-    """A pair of a quarter turn in training and a whole one when served."""
+    """The pair makes a quarter turn in training and a whole turn when served."""
     pencil = Pencil(100, 100, look.LIGHT)
     motion._draw_dial(pencil, 50, 40, motion.Dial(3, 128.0, 0.25, 1.0), progress, SIX[1])
     rings = pencil.of("ring")

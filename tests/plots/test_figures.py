@@ -45,8 +45,8 @@ def drawn():
 
 @pytest.fixture
 def few_points(drawn, monkeypatch):
-    """The slow figures with less in them, for tests that do not look at their numbers; `drawn`
-    keeps its own.
+    """Draw the slow figures with fewer points, for tests that do not look at their numbers. The
+    fixture `drawn` has drawn its t-SNE figure in full before.
     """
     drawn("tsne")
     monkeypatch.setattr(distance, "TSNE_POSITIONS", 20)
@@ -322,7 +322,9 @@ OF_THE_SPEC = [
 
 @pytest.mark.parametrize("name", OF_THE_SPEC)
 def test_a_figure_of_a_scaled_spec_shows_the_scaled_frequencies(monkeypatch, name):
-    """NTK with factor s is a plain rope of base theta * s^(d/(d-2)), so its figures are those."""
+    """NTK with factor s is a plain rope with the base theta * s^(d/(d-2)), so it has the figures of
+    that rope.
+    """
     base = THETA * 4 ** (2 * PAIRS / (2 * PAIRS - 2))
     monkeypatch.setitem(globals(), "THETA", base)
     monkeypatch.setitem(globals(), "OMEGA", np.array([base ** (-i / PAIRS) for i in range(PAIRS)]))

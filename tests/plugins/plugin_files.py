@@ -78,7 +78,9 @@ def table_of(scaling, rows, dim=64, theta=1e4, length=None):
 
 
 def check_switches(engine, version, monkeypatch):
-    """Check that a plug-in raises nothing: it logs one line if it is not used."""
+    """Check that a plug-in that cannot be used, or is switched off, raises nothing and logs at most
+    one line.
+    """
     plugin, said = load(engine), []
     monkeypatch.setattr(plugin, "logger", logging.Logger("plug-in"))
     plugin.logger.addFilter(lambda each: said.append((each.levelname, each.getMessage())))
@@ -97,7 +99,8 @@ def check_switches(engine, version, monkeypatch):
     ((level, text),) = lines()
     assert level == "ERROR"
     assert text.startswith("ropewalk is not used: ")
-    # a release that it does not know; `installed` is what it would change in the engine
+    # a release of the engine that the plug-in does not know; `installed` records what the plug-in
+    # would change in it
     installed = []
     monkeypatch.setattr(plugin, "_install", lambda: installed.append(1))
     fake = types.ModuleType(engine)

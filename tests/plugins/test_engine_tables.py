@@ -48,7 +48,7 @@ def test_the_table_is_exact_where_float32_angles_are_not(magnitude):
 
 
 @pytest.mark.parametrize("factor", [None, 4.0])
-def test_a_module_keeps_its_frequencies_and_its_method(factor):
+def test_a_table_has_the_modules_frequencies_and_the_modules_method_is_restored(factor):
     module = Rotary(150_001, factor)
     exact = with_exact_angles(module, module._compute_cos_sin_cache)
     double = table_of(INV_FREQ.double() / (factor or 1.0), 150_001, dtype=torch.float64)

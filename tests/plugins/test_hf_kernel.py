@@ -58,7 +58,7 @@ def tables(angles, interleaved):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("pairs", [8, 5])
-def test_whole_and_partial_heads_in_both_layouts(kernel, interleaved, pairs):
+def test_whole_and_partial_heads_rotate_in_both_layouts(kernel, interleaved, pairs):
     q, k, angles = torch.randn(2, 4, 3, 16), torch.randn(2, 1, 3, 16), angles_of(2, 3, pairs)
     layout = "interleaved" if interleaved else "half"
     found = kernel.apply_rotary_pos_emb(q, k, *tables(angles, interleaved), layout=layout)
@@ -86,7 +86,7 @@ def test_gradients_are_rotated_by_the_opposite_angles(kernel):
         torch.testing.assert_close(grad.double(), expected, atol=1e-6, rtol=0)
 
 
-def test_the_ops_are_its_own_and_it_imports_no_other_package(variant, tmp_path):
+def test_the_package_has_ops_of_its_own_and_needs_neither_ropewalk_nor_jaxtyping(variant, tmp_path):
     """Loaded where neither ropewalk nor jaxtyping can be imported, and compiled as one graph."""
     script = tmp_path / "load.py"
     script.write_text(

@@ -1,5 +1,5 @@
-"""SGLang plug-in: its modules have exact tables, also after rows were appended; without its switch
-it does nothing.
+"""SGLang plug-in: with it, SGLang's rotary modules have exact tables, also after they appended rows;
+without its switch it does nothing.
 """
 
 import subprocess
@@ -82,7 +82,9 @@ def test_sglangs_own_modules_are_exact(monkeypatch):
         assert float(after) < 1e-6, kind
     assert "hooked True" in done.stdout
     (flag,) = (line for line in done.stdout.splitlines() if line.startswith("flag "))
-    assert float(flag.split()[1]) < 1e-4  # frequencies in float32, 512 positions
+    assert (
+        float(flag.split()[1]) < 1e-4
+    )  # float32 frequencies are off by this much at 512 positions
     own = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("own ")]
     assert [kind for kind, *_ in own] == list(plugin_files.OWN)
     for kind, first, grown, is_longer in own:

@@ -63,7 +63,7 @@ def test_vllms_own_modules_are_exact(plugin, monkeypatch):
         assert plugin_files.error_at(module, kind, 150_000) < 1e-6
     plugin.register()  # vLLM may load it twice
 
-    # LongRoPE has two parts, the short factors first
+    # vLLM's table for LongRoPE has two parts: rows by the short factors, then rows by the long ones
     assert rotary_embedding.get_rope is not before_get_rope
     config = VllmConfig()
     config.model_config = SimpleNamespace(max_model_len=150_000, hf_text_config=None)
@@ -95,7 +95,7 @@ def test_vllms_own_modules_are_exact(plugin, monkeypatch):
     row = module.long_short_cos_sin_cache[4096 + 150_000].double()
     magnitude = math.sqrt(1 + math.log(160_000 / 4096) / math.log(4096))
     expected = torch.cat([angles.cos(), angles.sin()]) * magnitude
-    # its frequencies are float32
+    # vLLM's frequencies are float32
     assert (row - expected).abs().max() < 0.02
     inv_freq = module._compute_inv_freq(factors[::-1]).double() * 150_000
     expected = torch.cat([inv_freq.cos(), inv_freq.sin()]) * magnitude

@@ -50,7 +50,7 @@ def test_the_doctor_answers_what_the_package_finds():
     assert rope["magnitude"] == spec.magnitude(131072)
 
 
-def test_a_key_given_twice_is_found_because_the_text_is_read():
+def test_a_key_given_twice_is_found_because_the_doctor_reads_the_text_itself():
     text = json.dumps(QWEN)[:-1] + ', "rope_theta": 10000.0}'
     ids = [each["id"] for each in asked(ask="doctor", text=text)["ok"]["diagnosis"]["findings"]]
     assert "key_given_twice" in ids

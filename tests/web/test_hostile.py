@@ -28,12 +28,14 @@ FOREIGN = (
 
 @pytest.mark.parametrize("guarded", [True, False], ids=["with the policy", "without the policy"])
 def test_no_script_of_a_link_runs(browser, local, guarded):
-    """Without the content security policy, too: what a link carries is text."""
+    """The content of a link is shown as text, so no script runs even without the content security
+    policy.
+    """
     browser.send("Page.setBypassCSP", enabled=not guarded)
     try:
         browser.watch()
         browser.open(f"{local}/#doctor", "document.querySelector('main h1') !== null")
-        # the detector itself: markup that is parsed does run, but for the policy
+        # the detector works: without the policy, markup that is parsed does run
         ran = browser.js(
             "(async () => { window.hit = 0; const box = document.createElement('div'); "
             "document.body.append(box); box.innerHTML = '<img src=x onerror=hit++>'; await new "

@@ -69,7 +69,7 @@ def test_numbers_are_written_as_python_writes_them(page):
 
 
 def test_the_score_in_javascript_is_the_mean_over_rotated_pairs(page):
-    """q and k are ones; both are rotated here, by complex numbers."""
+    """q and k are vectors of ones; for the expected score both are rotated here as complex numbers."""
     for distance in (0, 1, 12, 255, 4095):
         radians = rw.RopeSpec(64).frequencies().radians
         shift = 77

@@ -43,7 +43,7 @@ def test_chinese_is_chinese_and_english_is_not():
 def test_the_keys_of_words_in_the_javascript_exist(name):
     found = re.findall(r"\b(?:t|rich)\(\"([\w. ]+)\"", CODE[name])
     assert [key for key in found if key not in WORDS["en"]] == []
-    # keys that are put together: every one that begins and ends so exists
+    # keys that the code puts together: at least one key exists that begins and ends as the parts do
     for start, end in re.findall(r"\bt\(`([\w.]*)\$\{[^`]*?\}([\w.]*)`", CODE[name]):
         assert any(key.startswith(start) and key.endswith(end) for key in WORDS["en"]), start
 
@@ -61,7 +61,7 @@ def test_no_javascript_file_contains_a_sentence(name):
 
 
 def test_every_part_of_a_chosen_word_exists():
-    """Words that the page chooses by a value of the data."""
+    """Keys whose end the page takes from a value of the data: the key for each value exists."""
     from ropewalk_lab.page.reading import TEXTS
 
     keys = [f"model.text.{name}" for name in TEXTS]
