@@ -299,6 +299,27 @@ def test_masks_of_another_shape_or_dtype_and_unknown_backends_are_refused(rope, 
 
 
 @pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("form", ["numerator", "cosine"])
+def test_each_document_gets_what_its_real_tokens_get_alone(rope, form, causal):
+    """Without positions they count the real tokens of a document, wherever padding lies."""
+    q, k, v = draw()
+    whole, halves = torch.zeros(BATCH, SEQ, dtype=torch.int64), torch.arange(SEQ) % 2
+    real = torch.rand(BATCH, SEQ) > 0.3
+    for documents in (None, halves.expand(BATCH, SEQ)):
+        got, _ = linear_attention(
+            q, k, v, rope, padding=real, documents=documents, form=form, causal=causal, chunk=8
+        )
+        of_token = whole if documents is None else documents
+        for row in range(BATCH):
+            for document in of_token[row].unique():
+                own = real[row] & (of_token[row] == document)
+                alone = by_definition(
+                    *(x[row : row + 1, :, own] for x in (q, k, v)), form=form, causal=causal
+                )
+                torch.testing.assert_close(got[row : row + 1, :, own], alone, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("causal", [True, False])
 def test_a_state_of_other_rows_or_heads_is_refused(rope, causal):
     q, k, v = draw()
     _, state = linear_attention(q, k, v, rope, causal=causal)
