@@ -19,6 +19,7 @@ from ropewalk_lab.studies import (
     mlm_lengths,
     multimodal,
     precision,
+    relative,
 )
 from ropewalk_lab.studies.findings import FAILS, HOLDS, TIED, claim_within, ours_by_name
 from ropewalk_lab.studies.rows import digest, row
@@ -249,6 +250,26 @@ def test_our_losses_stand_under_the_published_names():
     found = ours_by_name(rows, {"RoPE": "rope", "ALiBi": "alibi"}, "model", [8, 16])
     assert found.columns == ("loss at 8", "loss at 16")
     assert found.cells == {"RoPE": ("1.000", "2.000"), "ALiBi": ("-", "-")}
+
+
+def test_a_relative_encoding_is_judged_by_the_largest_shift():
+    """Logits of fire change hardly at one position, as those of a relative encoding do at any."""
+
+    def judged(**far):
+        rows = [
+            row("moved", [0.0, value], model=name, shift=shift, seed=0)
+            for name, last in far.items()
+            for shift, value in ((1, 1e-6), (1000, last))
+        ]
+        found = relative.findings(rows, {})
+        assert found.tables[0].columns[2:] == ("by 1", "by 1,000")
+        (claim,) = found.claims
+        assert claim.text.startswith("A shift of 1,000 changes logits by less than 0.001")
+        return claim.verdict, claim.evidence
+
+    assert judged(rope=1e-6, fire=0.5) == (HOLDS, "no exceptions")
+    assert judged(rope=0.002, fire=0.5) == (FAILS, "except rope")
+    assert judged(rope=1e-6, fire=1e-6) == (FAILS, "except fire")
 
 
 def differences(claims) -> dict[str, str]:
