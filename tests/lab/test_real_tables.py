@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from ropewalk_lab.scores import Score
 from ropewalk_lab.studies import real, real_extend, real_kv, real_passkey, real_precision, real_tune
-from ropewalk_lab.studies.findings import FAILS, HOLDS
+from ropewalk_lab.studies.findings import FAILS, HOLDS, TIED
 from ropewalk_lab.studies.jobs import Workspace
 from ropewalk_lab.studies.real import make_meter, open_real, real_windows, source_note
 from ropewalk_lab.studies.rows import row, select
@@ -183,6 +184,56 @@ def test_pass_keys_stand_beside_those_of_the_earlier_run():
         ("none", "9 of 10, 9 of 10", "0 of 10, 0 of 10", "yes"),
         ("linear", "0 of 10, 0 of 10", "9 of 10, 0 of 10", "no"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "apart"),
+    [
+        ((9, 10), (9, 10), 0.0),
+        # 2 of 12 and 6 of 12
+        ((1, 10), (5, 10), (1 / 3) / ((5 / 36 + 1 / 4) / 12) ** 0.5),
+        # 21 of 22 and 1 of 12
+        ((20, 20), (0, 10), (21 / 22 - 1 / 12) / (21 / 22**3 + 11 / 12**3) ** 0.5),
+    ],
+)
+def test_the_difference_of_two_shares_counts_one_key_more_as_found_and_missed(one, other, apart):
+    assert real_passkey._in_standard_errors(one, other) == pytest.approx(apart)
+    assert real_passkey._in_standard_errors(other, one) == pytest.approx(apart)
+
+
+def test_a_text_of_the_trained_length_is_within_it():
+    """Ten pass keys each: at 8,192 tokens yarn misses most, beyond them the model as it is."""
+    found = {
+        "none": {8192: 10, 8193: 1},
+        "yarn": {8192: 2, 8193: 9},
+        "dynamic_yarn": {8192: 9, 8193: 9},
+    }
+    rows = [
+        row("found", float(place < count), method=name, length=length, depth=place, trained=8192)
+        for name, counts in found.items()
+        for length, count in counts.items()
+        for place in range(10)
+    ]
+    evidence = {claim.text: claim.evidence for claim in real_passkey.claims(rows, 8192)}
+    where = {text: numbers.split(" ±")[0] for text, numbers in evidence.items()}
+    assert where == {
+        "Beyond the trained length, yarn misses fewer pass keys than none": "yarn minus none: -0.800",
+        "Within the trained length, none misses fewer pass keys than yarn": "none minus yarn: -0.800",
+        "Within the trained length, dynamic_yarn misses fewer pass keys than yarn": (
+            "dynamic_yarn minus yarn: -0.700"
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    ("mean", "verdict"),
+    # the error is 0.01, and the limit 0.05
+    [(0.02, HOLDS), (0.03, HOLDS), (0.04, TIED), (0.06, TIED), (0.069, TIED), (0.08, FAILS)],
+)
+def test_a_value_is_judged_with_a_margin_of_two_errors(mean, verdict):
+    value = Score(np.array([[mean - 0.01, mean + 0.01]]))
+    assert value.error == pytest.approx(0.01)
+    assert real_tune._verdict(value, 0.05) == verdict
 
 
 def test_the_heat_map_has_a_panel_for_each_method():
