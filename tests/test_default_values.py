@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk import axes, frequencies, positions, rotation
+from ropewalk import axes, frequencies, layout, positions, rotation
 from ropewalk.analysis import Facts, exactness
 from ropewalk.attention import linear, linear_decay
 from ropewalk.kernels.rotation import definition
@@ -120,6 +120,20 @@ FUNCTIONS = {
     positions.consecutive: {"offset": 0, "device": None},
     positions.packed: {"total": None},
     frequencies.geometric: {"zeros": 0},
+    layout.convert_layout: {
+        "rotary_dim": None,
+        "rotary_start": 0,
+        "dim": -1,
+        "num_heads": None,
+    },
+    layout.convert_qkv: {
+        "packing": "concatenated",
+        "rotary_dim": None,
+        "rotary_start": 0,
+        "dim": 0,
+    },
+    layout.convert_lora: {"rotary_dim": None, "rotary_start": 0, "num_heads": None},
+    layout.probe_layout: {"threshold": 0.1},
     definition.rotate_vector: {"theta": 10_000.0, "layout": "interleaved"},
     rotation.rotate_by_phase: {"layout": "half", "seq_dim": -2},
     rotation.rotate_by: {

@@ -5,6 +5,7 @@ and under jit, vmap and grad.
 import importlib
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import mpmath
 import numpy as np
@@ -283,6 +284,24 @@ def test_positions_of_any_width_have_their_own_angles(library, kind):
             assert ours == pytest.approx(wanted, abs=min(bound, 4.0))
 
 
+@pytest.mark.parametrize("kind", [np.int32, np.uint32])
+@pytest.mark.parametrize("form", [list, np.array])
+def test_a_library_of_32_bits_refuses_what_it_would_wrap(kind, form):
+    """As JAX does without jax_enable_x64: its arrays keep the lower 32 bits of an integer."""
+    library = SimpleNamespace(
+        __name__="of 32 bits",
+        asarray=lambda values: np.asarray(values).astype(kind),
+        issubdtype=np.issubdtype,
+        integer=np.integer,
+    )
+    least, most = np.iinfo(kind).min, np.iinfo(kind).max
+    kept = levels.integers(library, form([least, 7, most]))
+    assert (kept.dtype, kept.tolist()) == (kind, [least, 7, most])
+    for outside in (least - 1, most + 1, -(2**40), 2**40):
+        with pytest.raises(RopeError, match=rf"32 bits.* {outside}\b"):
+            levels.integers(library, form([0, outside]))
+
+
 def test_integers_are_not_rotated_and_real_positions_are_refused(library):
     module, xp = library
     spec = RopeSpec(8)
@@ -318,6 +337,7 @@ def _float32_steps(a, b):
 
 NO_TORCH = """
 import sys
+from types import SimpleNamespace
 
 class Refused:
     def find_spec(self, name, path=None, target=None):

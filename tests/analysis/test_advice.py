@@ -98,6 +98,35 @@ def test_a_checkpoint_is_never_told_to_change_its_theta_or_to_replace_its_scalin
             )
 
 
+#: check -> facts at its bound, of the two cases the nearest that differ in one number
+NEAR = {
+    "in_range": [({}, 512, 512), ({}, 512, 513)],
+    # with theta 10 the slowest of 64 pairs turns once in 60.6 tokens
+    "unseen_angles": [({"theta": 10.0}, 60, 120), ({"theta": 10.0}, 61, 122)],
+    "stretched_too_little": [
+        ({"scaling": Linear(2.0)}, 512, 1025),
+        ({"scaling": Linear(2.0)}, 512, 1024),
+    ],
+    "always_on": [
+        ({"scaling": Yarn(factor=2.0, original_length=512)}, 512, 513),
+        ({"scaling": Yarn(factor=2.0, original_length=512)}, 512, 512),
+    ],
+    # 128 / (2 pi) is 20.37, whatever the lengths of the facts are
+    "beta_too_fast": [
+        ({"scaling": Yarn(factor=2.0, original_length=128, beta_fast=20.4)}, 512, 1024),
+        ({"scaling": Yarn(factor=2.0, original_length=128, beta_fast=20.3)}, 64, 80),
+    ],
+    "all_repeat": [({"theta": 10.0}, 61, 61), ({"theta": 10.0}, 60, 60)],
+}
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_a_check_applies_from_its_bound_on(name):
+    applies, does_not = NEAR[name]
+    assert name in named(applies)
+    assert name not in named(does_not)
+
+
 def test_trained_unknown_applies_only_to_scalings_without_an_original_length():
     assert "trained_unknown" not in named(
         ({"scaling": Yarn(factor=2.0, original_length=512)}, 1024, 1024)

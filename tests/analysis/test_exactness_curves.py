@@ -85,6 +85,25 @@ def test_the_error_of_hf_is_that_of_float32_angles(position):
     assert error == pytest.approx(off, rel=1e-2, abs=2e-7)
 
 
+@pytest.mark.parametrize("module", [plain_analysis, analysis])
+def test_a_float32_angle_is_the_product_of_a_float32_frequency(module):
+    """Neither 0.1 nor 0.7 is a float32: the engines round the frequency, and then the product."""
+    steps, positions = (0.1, 0.7), range(1_000_001, 1_000_065)
+    spec = RopeSpec(4, scaling=rw.frequencies.Given(steps))
+    found = module.error_curves(spec, positions, ["hf"], width=1)["hf"]
+    for position, error in zip(positions, found, strict=True):
+        off = 0.0
+        for step in steps:
+            angle = float(np.float32(position) * np.float32(step))
+            true = mpmath.mpf(step) * position
+            off = max(
+                off,
+                abs(np.cos(angle) - float(mpmath.cos(true))),
+                abs(np.sin(angle) - float(mpmath.sin(true))),
+            )
+        assert error == pytest.approx(off, abs=2e-7)
+
+
 def test_a_checkpoints_own_frequencies_are_the_reference_of_its_spec():
     spec = SPEC.with_(precision="hf_frequencies")
     found = analysis.error_curves(spec, [10_000_000], ["exact", "hf_frequencies", "hf"])

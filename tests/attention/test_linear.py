@@ -299,6 +299,47 @@ def test_masks_of_another_shape_or_dtype_and_unknown_backends_are_refused(rope, 
 
 
 @pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("form", ["numerator", "cosine"])
+def test_each_document_gets_what_its_real_tokens_get_alone(rope, form, causal):
+    """Without positions they count the real tokens of a document, wherever padding lies."""
+    q, k, v = draw()
+    whole, halves = torch.zeros(BATCH, SEQ, dtype=torch.int64), torch.arange(SEQ) % 2
+    real = torch.rand(BATCH, SEQ) > 0.3
+    for documents in (None, halves.expand(BATCH, SEQ)):
+        got, _ = linear_attention(
+            q, k, v, rope, padding=real, documents=documents, form=form, causal=causal, chunk=8
+        )
+        of_token = whole if documents is None else documents
+        for row in range(BATCH):
+            for document in of_token[row].unique():
+                own = real[row] & (of_token[row] == document)
+                alone = by_definition(
+                    *(x[row : row + 1, :, own] for x in (q, k, v)), form=form, causal=causal
+                )
+                torch.testing.assert_close(got[row : row + 1, :, own], alone, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("form", ["numerator", "cosine"])
+def test_the_state_of_packed_rows_continues_the_document_of_the_last_real_token(rope, form):
+    q, k, v = draw()
+    documents = torch.tensor([[0] * 20 + [1] * 17, [2] * 30 + [5] * 7])
+    real = torch.rand(BATCH, SEQ) > 0.3
+    real[0, 32:34] = False  # the last document ends in padding
+    real[1, 30:] = False  # and here has no real token
+    first, rest = (tuple(x[:, :, part] for x in (q, k, v)) for part in (slice(34), slice(34, None)))
+    _, state = linear_attention(
+        *first, rope, padding=real[:, :34], documents=documents[:, :34], form=form
+    )
+    got, _ = linear_attention(*rest, rope, form=form, state=state)
+    for row, document in enumerate((1, 2)):
+        own = real[row, :34] & (documents[row, :34] == document)
+        kept = torch.cat((own, torch.ones(3, dtype=torch.bool)))
+        assert state.count[row] == own.sum()
+        alone = by_definition(*(x[row : row + 1, :, kept] for x in (q, k, v)), form=form)
+        torch.testing.assert_close(got[row : row + 1], alone[:, :, -3:], atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("causal", [True, False])
 def test_a_state_of_other_rows_or_heads_is_refused(rope, causal):
     q, k, v = draw()
     _, state = linear_attention(q, k, v, rope, causal=causal)

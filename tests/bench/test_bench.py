@@ -41,6 +41,17 @@ def test_the_definition_equals_the_rotation_in_numpy(order):
     np.testing.assert_allclose(rotated[token].numpy(), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("tokens", [7, 1 << 15])
+def test_the_error_is_relative_to_q_and_k_together(monkeypatch, tokens):
+    """A long row is compared alone, two short ones at once."""
+    monkeypatch.setitem(cases.SHAPES, "tiny", (2, tokens, 8, 1, 4, torch.float32))
+    case = cases.make_case("tiny", "bshd")
+    q, k = (cases.definition(x, case.positions, case) for x in (case.q, case.k))
+    norms = [float(x.square().sum()) for x in (case.q, case.k)]  # a rotation keeps them
+    expected = (0.02**2 * norms[0] + 0.5**2 * norms[1]) / sum(norms)
+    assert cases.rms_error((1.02 * q, 1.5 * k), case) == pytest.approx(expected**0.5, rel=1e-6)
+
+
 @pytest.mark.parametrize("variant", cases.VARIANTS)
 @pytest.mark.parametrize("order", ["bshd", "bhsd"])
 def test_every_variant_of_ropewalk_agrees_with_the_definition(order, variant):
@@ -161,6 +172,60 @@ def test_charts_show_what_the_rows_say(tmp_path):
     chart.projection_chart(drawn[:4], tmp_path / "projection.png")
     for name in ("gpu.png", "cpu.png", "projection.png"):
         assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_way_that_is_no_faster_than_what_it_replaces_is_not_drawn(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda self, *_, **__: kept.append(self)
+    )
+    added = {
+        "product, then rotation": {1: 9.0, 64: 6.0, 512: 3.0},
+        "rotation inside": {1: 4.0, 64: 7.0, 512: 3.0},
+        "product, then norm, rotation and cache": {1: 30.0, 64: 20.0, 512: 10.0},
+        "norm, rotation and cache inside": {1: 31.0, 64: 8.0},
+    }
+    rows_ = [
+        {"what": "qkv", "way": way, "rows": count, "over_percent": percent}
+        for way, by_count in added.items()
+        for count, percent in by_count.items()
+    ]
+    chart.projection_chart(rows_, tmp_path / "projection.png")
+    (axis,) = kept[0].axes
+    drawn = {line.get_label(): line.get_ydata() for line in axis.get_lines()}
+    nothing = float("nan")
+    wanted = {
+        "product, then rotation": [9, 6, 3],
+        "product, then norm, rotation and cache": [30, 20, 10],
+        "rotation inside": [4, nothing, nothing],
+        "norm, rotation and cache inside": [nothing, 8, nothing],
+    }
+    for way, heights in wanted.items():
+        np.testing.assert_array_equal(drawn[way], heights)
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["1", "64", "512"]
+
+
+def test_a_bar_of_the_cpu_is_cut_off_at_sixteen_copies_with_its_number(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda self, *_, **__: kept.append(self)
+    )
+    row = {"shape": "cpu mid", "order": "bhsd", "dtype": "float32", "pass": "forward"}
+    times = {"ropewalk": 1.25, "transformers, eager": 16.0, "rotary-embedding-torch": 40.0}
+    others = [
+        {**row, "contender": "ropewalk", "pass": "forward+backward", "times_copy": 9.0},
+        {**row, "contender": "liger-kernel", "times_copy": 9.0},
+    ]
+    rows_ = [{**row, "contender": name, "times_copy": ratio} for name, ratio in times.items()]
+    chart.cpu_chart([*rows_, *others], tmp_path / "cpu.png")
+    (axis,) = kept[0].axes
+    heights = {bars.get_label(): bars.patches[0].get_height() for bars in axis.containers}
+    assert {name: height for name, height in heights.items() if height} == {
+        "ropewalk": 1.25,
+        "transformers, eager": 16,
+        "rotary-embedding-torch": 16,
+    }
+    assert [text.get_text() for text in axis.texts if text.get_text()] == ["40"]
 
 
 #: every page with a table that docs/tables.py writes from committed rows; encodings.md is left out,

@@ -5,12 +5,14 @@ there is none.
 from __future__ import annotations
 
 import json
+import re
 import sys
 
+import numpy as np
 import pytest
 import torch
 from checkpoint_samples import LATENT, build
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from ropewalk.interop.checkpoint.convert import convert_checkpoint
 from ropewalk.interop.checkpoint.which_layout import _agreements, _layout_that_agrees, which_layout
@@ -72,6 +74,28 @@ def test_planted_norms_are_seen_and_called_weak(tmp_path, pairing):
     other = "half" if pairing == "interleaved" else "interleaved"
     convert_checkpoint(tmp_path / "a", tmp_path / "b", pairing, other)
     assert which_layout(tmp_path / "b").layout == other
+
+
+@pytest.mark.parametrize("pairing", [None, "half", "interleaved"])
+def test_the_agreement_is_a_mean_over_heads_and_its_standard_error(tmp_path, pairing):
+    path = folder(tmp_path / "a", {}, pairing)
+    observation = which_layout(path).evidence[-1].observation
+    stated = re.findall(r"(-?[\d.]+) ± ([\d.]+) as (\w+)", observation)
+    assert [name for *_, name in stated] == ["half", "interleaved"]
+    heads = np.concatenate(
+        [
+            np.log(np.linalg.norm(tensor.double().numpy(), axis=1)).reshape(HEADS, 2 * PAIRS)
+            for name, tensor in load_file(path / "model.safetensors").items()
+            if "v_proj" not in name
+        ]
+    )
+    for mean, error, layout in stated:
+        split = heads.reshape(-1, 2, PAIRS) if layout == "half" else heads.reshape(-1, PAIRS, 2)
+        gaps = np.diff(split, axis=1 if layout == "half" else 2).reshape(len(heads), PAIRS)
+        agreements = 1 - (gaps**2).mean(axis=1) / (2 * heads.var(axis=1, ddof=1))
+        assert float(mean) == pytest.approx(agreements.mean(), abs=0.006)
+        wanted = agreements.std(ddof=1) / np.sqrt(len(agreements))
+        assert float(error) == pytest.approx(wanted, abs=0.006)
 
 
 def test_random_weights_give_no_evidence_for_a_layout(tmp_path):

@@ -261,6 +261,20 @@ def test_windows_of_one_document_are_spread_over_it(tmp_path):
     assert starts == [int((k + 0.5) / 4 * 80) for k in range(4)]
 
 
+def test_a_window_never_holds_a_separator():
+    """Documents of 3, 5, 1 and 5 tokens, each followed by the separator 0."""
+    sizes = (3, 5, 1, 5)
+    tokens = np.concatenate([[*range(1, size + 1), 0] for size in sizes]).astype(np.uint8)
+    split = Split(tokens, np.cumsum([0, *(size + 1 for size in sizes)]))
+    whole = [1, 2, 3, 4, 5]
+    assert split.windows(4, 5).tolist() == [whole] * 4
+    for length in range(1, 5):
+        for row in split.windows(50, length).tolist():
+            assert row in [whole[first : first + length] for first in range(6 - length)]
+    with pytest.raises(RopeError, match="must be at most 5, the tokens of the longest document"):
+        split.windows(1, 6)
+
+
 @pytest.mark.parametrize(("length", "kept"), [(199, False), (200, True)])
 def test_documentation_of_fewer_than_200_characters_is_left_out(tmp_path, length, kept):
     file = tmp_path / "module.py"

@@ -3,6 +3,7 @@ and what is refused.
 """
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -110,6 +111,36 @@ def test_a_context_run_sums_loss_hits_and_count_over_the_ranks():
     )
     assert (found.accuracy, found.count) == (pytest.approx(1 / 3), 24)
     assert found.loss == pytest.approx((right + 2 * wrong) / 3, rel=1e-6)
+
+
+@pytest.mark.parametrize("objective", ["pairs", "triplets", "classes"])
+def test_samples_without_a_label_count_in_no_share_and_get_a_choice(objective):
+    """A model that always chooses the first is right in two of the three samples with a label."""
+    labels = ("B", None, "C", None, "B")
+    if objective == "classes":
+        batches = ExampleBatches([Example("x", None, each) for each in labels], ("B", "C"))
+        batches = replace(batches, shuffle=False)
+        of_sample = torch.tensor([[2.0, 1.0]])  # the logits of both classes
+        right, wrong = (-F.log_softmax(of_sample[0], 0)[i].item() for i in (0, 1))
+    else:
+        batches = TripletBatches(
+            [Triplet("x", "y", "z", each) for each in labels], objective, swap=False
+        )
+        if objective == "pairs":
+            of_sample = torch.tensor([[2.0], [1.0]])  # the scores of (A, B) and (A, C)
+            right, wrong = (-F.log_softmax(of_sample[:, 0], 0)[i].item() for i in (0, 1))
+        else:
+            of_sample = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # A is B, and not C
+            right, wrong = 0.0, 1.2  # the cosines differ by 1, and the margin is 0.2
+
+    def first(tokens, **_):
+        return of_sample.repeat(len(tokens) // len(of_sample), 1)
+
+    found = measure(first, Part(batches, 5), objective, 8)
+    assert (found.accuracy, found.count) == (pytest.approx(2 / 3), 3)
+    assert found.loss == pytest.approx((2 * right + wrong) / 3, rel=1e-6)
+    assert found.error == pytest.approx((2 / 9 / 3) ** 0.5)
+    assert found.choices == (0,) * 5
 
 
 def test_a_length_of_0_and_an_absent_model_are_refused(tmp_path):

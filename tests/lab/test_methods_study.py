@@ -14,7 +14,7 @@ from ropewalk.interop.extend.longrope2 import rescale_factors
 from ropewalk.models import Decoder, DecoderConfig
 from ropewalk_lab.needle import answer_loss
 from ropewalk_lab.schedule import Stage
-from ropewalk_lab.studies import methods, training
+from ropewalk_lab.studies import method_costs, methods, training
 from ropewalk_lab.studies.findings import FAILS, HOLDS
 from ropewalk_lab.studies.jobs import JobRunner, Workspace
 from ropewalk_lab.studies.method_models import (
@@ -90,6 +90,40 @@ def test_every_applied_method_changes_distances_or_scores_and_no_weights():
     for name in ("rerope", "leaky_rerope", "self_extend", "dca"):
         remapping = adapted(model, name, 4, LENGTH).config.remapping  # type: ignore[union-attr]
         assert remapping.distances(positions, positions).tril().max() < LENGTH, name
+
+
+@pytest.mark.parametrize("length", [6, 7, 19, 20, 31, 62, 63, 96, 628, 629])
+def test_cope_clips_the_pairs_that_complete_no_turn_in_training(length):
+    """The wavelengths of the eight pairs are 2 pi 10^(i/2): 6.28, 19.87, 62.83, 198.7, ..."""
+    scaling = adapted(decoder(), "cope", 4, length).layers[0].self_attn.encoding.rope.spec.scaling  # type: ignore[union-attr, index]
+    wavelengths = (6.2832, 19.8692, 62.8319, 198.692, 628.319, 1986.92, 6283.19, 19869.2)
+    assert scaling.pairs == sum(wavelength > length for wavelength in wavelengths)
+
+
+def test_costs_are_of_a_training_step_and_of_reading_the_longest_text(monkeypatch):
+    calls = []
+    for name in ("_step", "_read"):
+        monkeypatch.setattr(
+            method_costs,
+            name,
+            lambda model, tokens, *rest, name=name: calls.append((name, tuple(tokens.shape))),
+        )
+    rows = method_costs.costs(
+        Workspace(Path("unused"), CPU),
+        methods=["rope", "yarn", "drope"],
+        multiple=3,
+        preset="smoke",
+        changes=["train.stages=[{length=20, batch=5, steps=9}]"],
+        repeats=2,
+    )
+    # once before the two that are counted; a method that begins with a trained model has no step
+    step, read = ("_step", (5, 20)), ("_read", (1, 60))
+    assert calls == [step] * 3 + [read] * 9
+    assert [(each["metric"], each["what"], each["model"]) for each in rows] == [
+        ("milliseconds", "step", "rope"),
+        *(("milliseconds", "read", method) for method in ("rope", "yarn", "drope")),
+    ]
+    assert all(len(each["values"]) == 2 for each in rows)
 
 
 def test_the_search_finds_factors_with_a_low_loss_of_the_answer():

@@ -86,6 +86,24 @@ def test_mean_kl_equals_the_kl_of_all_logits_at_once(tiny):
     assert real_precision.mean_kl(model, model, tokens, 0) == pytest.approx(0.0, abs=1e-7)
 
 
+def test_the_kl_is_that_of_the_rounded_model_from_the_reference(tiny):
+    """Of two models that are far apart, the KL of one from the other is not that of the other."""
+    model, encode = tiny
+    sharper = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in sharper.parameters():
+            parameter.mul_(1.5)
+        tokens = real_windows(["python"], encode, 33, 2)[:1]
+        of_model, of_sharper = (
+            each(tokens).logits[0].double().log_softmax(-1) for each in (model, sharper)
+        )
+    kl = lambda p, q: float((p.exp() * (p - q)).sum(-1).mean())
+    there, back = kl(of_model, of_sharper), kl(of_sharper, of_model)
+    assert abs(there - back) > 0.05 * there
+    assert real_precision.mean_kl(model, sharper, tokens, 0) == pytest.approx(there, rel=1e-4)
+    assert real_precision.mean_kl(sharper, model, tokens, 0) == pytest.approx(back, rel=1e-4)
+
+
 def test_positions_from_10_million_change_nothing_with_exact_angles(tiny):
     """transformers computes the angles in float32, which at ten million differs; ours do not."""
     model, encode = tiny

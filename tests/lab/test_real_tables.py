@@ -2,6 +2,7 @@
 rows that were made up.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from ropewalk_lab.scores import Score
 from ropewalk_lab.studies import real, real_extend, real_kv, real_passkey, real_precision, real_tune
-from ropewalk_lab.studies.findings import HOLDS
+from ropewalk_lab.studies.findings import FAILS, HOLDS, TIED
 from ropewalk_lab.studies.jobs import Workspace
 from ropewalk_lab.studies.real import make_meter, open_real, real_windows, source_note
 from ropewalk_lab.studies.rows import row, select
@@ -170,6 +172,41 @@ def test_a_method_that_was_not_asked_at_a_length_has_a_dash_there():
     assert table.rows[1] == ("yarn", "0% ± 0%", "0% ± 0%", "10% ± 10%", *["-"] * 4)
 
 
+def test_a_text_of_the_trained_length_is_within_it():
+    """Ten pass keys each: at 8,192 tokens yarn misses most, beyond them the model as it is."""
+    found = {
+        "none": {8192: 10, 8193: 1},
+        "yarn": {8192: 2, 8193: 9},
+        "dynamic_yarn": {8192: 9, 8193: 9},
+    }
+    rows = [
+        row("found", float(place < count), method=name, length=length, depth=place, trained=8192)
+        for name, counts in found.items()
+        for length, count in counts.items()
+        for place in range(10)
+    ]
+    evidence = {claim.text: claim.evidence for claim in real_passkey.claims(rows, 8192)}
+    where = {text: numbers.split(" ±")[0] for text, numbers in evidence.items()}
+    assert where == {
+        "Beyond the trained length, yarn misses fewer pass keys than none": "yarn minus none: -0.800",
+        "Within the trained length, none misses fewer pass keys than yarn": "none minus yarn: -0.800",
+        "Within the trained length, dynamic_yarn misses fewer pass keys than yarn": (
+            "dynamic_yarn minus yarn: -0.700"
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    ("mean", "verdict"),
+    # the error is 0.01, and the limit 0.05
+    [(0.02, HOLDS), (0.03, HOLDS), (0.04, TIED), (0.06, TIED), (0.069, TIED), (0.08, FAILS)],
+)
+def test_a_value_is_judged_with_a_margin_of_two_errors(mean, verdict):
+    value = Score(np.array([[mean - 0.01, mean + 0.01]]))
+    assert value.error == pytest.approx(0.01)
+    assert real_tune._verdict(value, 0.05) == verdict
+
+
 def test_the_heat_map_has_a_panel_for_each_method():
     rows = key_rows({"none": (1, 0), "yarn": (0, 2)}, depths=2)
     figure = real_passkey.findings(rows, FACTS).figures["real_passkey"]()
@@ -209,6 +246,76 @@ def test_an_offset_that_one_rotation_lacks_is_left_out_of_its_line():
     (ax,) = found.figures["real_precision"]().axes
     points = [line.get_xydata().tolist() for line in ax.lines if len(line.get_xdata())]
     assert [[9.0, pytest.approx(3e-4)]] in points
+
+
+class Recorded(real_kv.Continuation):
+    """Keys are the positions at which tokens were read, values the tokens; a loss is what it saw."""
+
+    def __init__(self) -> None:
+        """No model is needed."""
+
+    def cached(self, tokens, first=0):
+        places = torch.arange(first, first + len(tokens))
+        layer = SimpleNamespace(keys=places[None, None], values=tokens[None, None])
+        return SimpleNamespace(layers=[layer])
+
+    def move(self, cache, before, after):
+        (layer,) = cache.layers
+        assert layer.keys[0, 0].tolist() == before.tolist()
+        layer.keys = after[None, None]
+        return cache
+
+    def loss(self, tokens, cache, first):
+        (layer,) = cache.layers
+        seen = layer.keys[0, 0].tolist(), layer.values[0, 0].tolist()
+        return *seen, tokens.tolist(), first  # type: ignore[return-value]
+
+
+def test_each_way_to_continue_has_its_keys_at_its_positions():
+    """A window of the tokens 0 ... 9, whose last two are measured; the first is never dropped."""
+    whole, kept, coming = [0, 1, 2, 3, 4, 5, 6], [0, 4, 5, 6], [7, 8, 9]
+    assert Recorded().losses(torch.arange(10), count=2, sinks=1, shift=100) == {
+        "read again": (whole, whole, coming, 7),
+        "shift": ([each + 100 for each in whole], whole, coming, 107),
+        "read again, without the dropped tokens": ([0, 1, 2, 3], kept, coming, 4),
+        "evict, gap kept": (kept, kept, coming, 7),
+        "evict, gap closed": ([0, 1, 2, 3], kept, coming, 4),
+        "reuse, re-rotated": (whole, whole, coming, 7),
+        "reuse, as cached": ([0, 1, 2, 3, 0, 1, 2], whole, coming, 7),
+    }
+
+
+def test_each_way_to_continue_is_compared_with_reading_the_same_tokens_again():
+    means = {
+        "read again": 1.0,
+        "shift": 1.001,
+        "read again, without the dropped tokens": 2.0,
+        "evict, gap kept": 2.5,
+        "evict, gap closed": 2.0625,
+        "reuse, re-rotated": 1.25,
+        "reuse, as cached": 4.0,
+    }
+    rows = [
+        row("loss", [mean, mean, mean], way=way, trained=64, length=48)
+        for way, mean in means.items()
+    ]
+    found = real_kv.findings(rows, FACTS)
+    compared = {way: (reference, gap) for way, _, reference, gap in found.tables[0].rows}
+    assert compared == {
+        "read again": ("the reference", "-"),
+        "shift": ("read again", "+0.0010 ± 0.0000"),
+        "read again, without the dropped tokens": ("the reference", "-"),
+        "evict, gap kept": ("read again, without the dropped tokens", "+0.5000 ± 0.0000"),
+        "evict, gap closed": ("read again, without the dropped tokens", "+0.0625 ± 0.0000"),
+        "reuse, re-rotated": ("read again", "+0.2500 ± 0.0000"),
+        "reuse, as cached": ("read again", "+3.0000 ± 0.0000"),
+    }
+    assert {claim.text: claim.verdict for claim in found.claims} == {
+        "shift: within 0.01 nats of 'read again'": HOLDS,
+        "evict, gap closed: within 0.1 nats of 'read again, without the dropped tokens'": HOLDS,
+        "reuse, re-rotated: within 0.1 nats of 'read again'": FAILS,
+        "reuse, as cached: within 0.1 nats of 'read again'": FAILS,
+    }
 
 
 def test_the_bars_of_a_continued_cache_have_a_title_and_a_unit():

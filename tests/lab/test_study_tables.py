@@ -13,9 +13,13 @@ from ropewalk_lab.studies import (
     decay,
     encodings,
     extend,
+    linear,
     matching,
+    migrate,
+    mlm_lengths,
     multimodal,
     precision,
+    relative,
 )
 from ropewalk_lab.studies.findings import FAILS, HOLDS, TIED, claim_within, ours_by_name
 from ropewalk_lab.studies.rows import digest, row
@@ -246,6 +250,169 @@ def test_our_losses_stand_under_the_published_names():
     found = ours_by_name(rows, {"RoPE": "rope", "ALiBi": "alibi"}, "model", [8, 16])
     assert found.columns == ("loss at 8", "loss at 16")
     assert found.cells == {"RoPE": ("1.000", "2.000"), "ALiBi": ("-", "-")}
+
+
+def test_a_relative_encoding_is_judged_by_the_largest_shift():
+    """Logits of fire change hardly at one position, as those of a relative encoding do at any."""
+
+    def judged(**far):
+        rows = [
+            row("moved", [0.0, value], model=name, shift=shift, seed=0)
+            for name, last in far.items()
+            for shift, value in ((1, 1e-6), (1000, last))
+        ]
+        found = relative.findings(rows, {})
+        assert found.tables[0].columns[2:] == ("by 1", "by 1,000")
+        (claim,) = found.claims
+        assert claim.text.startswith("A shift of 1,000 changes logits by less than 0.001")
+        return claim.verdict, claim.evidence
+
+    assert judged(rope=1e-6, fire=0.5) == (HOLDS, "no exceptions")
+    assert judged(rope=0.002, fire=0.5) == (FAILS, "except rope")
+    assert judged(rope=1e-6, fire=1e-6) == (FAILS, "except fire")
+
+
+def differences(claims) -> dict[str, str]:
+    """The evidence of each claim without the standard errors, which are 0 here."""
+    return {claim.text: claim.evidence.replace(" ± 0.000", "") for claim in claims}
+
+
+def test_each_claim_about_encodings_compares_the_models_and_lengths_of_its_text():
+    means = {
+        "rope": {8: 1.0, 16: 2.0, 32: 3.0},
+        "alibi": {8: 1.25, 16: 1.26, 32: 1.28},
+        "sinusoidal": {8: 1.6, 16: 7.0, 32: 8.0},
+        "none": {8: 2.1, 16: 5.0, 32: 6.0},
+        encodings.WINDOW: {8: 1.7, 16: 1.02, 32: 1.04},
+    }
+    rows = [
+        each
+        for model, by_length in means.items()
+        for length, mean in by_length.items()
+        for each in seeds("loss", mean, model=model, length=length)
+    ]
+    assert differences(encodings.claims(rows, [8, 16, 32])) == {
+        "At the trained length (8), the loss rises in the order rope, alibi, sinusoidal, none": (
+            "rope minus alibi: -0.250; alibi minus sinusoidal: -0.350; "
+            "sinusoidal minus none: -0.500"
+        ),
+        "ALiBi at 32 stays within 0.05 of its loss at 8": "difference +0.030, limit +0.05",
+        "At 32, beyond the trained length, ALiBi has a lower loss than plain RoPE": (
+            "alibi minus rope: -1.720"
+        ),
+        "RoPE with a sliding window of 8 is flat from 16 to 32": "difference +0.020, limit 0.05",
+        "RoPE with a sliding window at 32 is no worse than RoPE at 8": (
+            "difference +0.040, limit +0.05"
+        ),
+    }
+
+
+def test_each_stage_of_the_longest_length_is_compared_with_both_neighbours():
+    trained = {1: 128, 2: 384, 3: 64, 4: 32, 5: 384, 6: 128}
+    own = {1: 2.0, 2: 1.5, 3: 2.2, 4: 2.6, 5: 1.4, 6: 1.9}
+    rows = [
+        each
+        for stage, length in trained.items()
+        for each in seeds("loss", own[stage], stage=stage, length=length)
+        + seeds("loss", 9.0 - length / 128, stage=stage, length=32 if length > 32 else 64)
+    ]
+    rows += [
+        each
+        for length, mean in ((64, 2.1), (384, 1.7))
+        for each in seeds("loss", mean, stage=6, length=length)
+    ]
+    found = differences(mlm_lengths.claims(rows, list(trained), trained))
+    assert found == {
+        "Stage 2 (length 384) ends below stage 1 (length 128)": "2 minus 1: -0.500",
+        "Stage 2 (length 384) ends below stage 3 (length 64)": "2 minus 3: -0.700",
+        "Stage 5 (length 384) ends below stage 4 (length 32)": "5 minus 4: -1.200",
+        "Stage 5 (length 384) ends below stage 6 (length 128)": "5 minus 6: -0.500",
+        "The final model has a lower loss for longer inputs": (
+            "384 minus 128: -0.200; 128 minus 64: -0.200; 64 minus 32: -5.900"
+        ),
+    }
+
+
+def test_a_migrated_model_is_compared_at_the_length_of_each_claim():
+    means = {
+        migrate.KEPT: (1.5, 3.0),
+        migrate.MOVED: (1.2, 1.6),
+        migrate.FRESH: (2.0, 2.5),
+    }
+    rows = [
+        each
+        for way, by_length in means.items()
+        for length, mean in zip((8, 16), by_length, strict=True)
+        for each in seeds("loss", mean, way=way, steps=60, length=length)
+    ]
+    lower = "After 60 steps a migrated model has a lower loss"
+    moved, kept = migrate.MOVED, migrate.KEPT
+    assert differences(migrate.claims(rows, [8, 16], 60)) == {
+        f"{lower} than RoPE from scratch": f"{moved} minus {migrate.FRESH}: -0.800",
+        f"{lower} than the unchanged model, trained as long": f"{moved} minus {kept}: -0.300",
+        f"{lower} at 16 tokens, twice the trained length, than the unchanged model": (
+            f"{moved} minus {kept}: -1.400"
+        ),
+    }
+
+
+def test_linear_attention_stands_under_the_published_name_of_its_positions():
+    rows = []
+    for place, model in enumerate(("softmax, rope", "linear, rope", "linear, none")):
+        rows += seeds("loss", 1.0 + place / 4, model=model, length=8)
+        rows.append(row("milliseconds", 5.0, model=model, length=64))
+        rows.append(row("remembered", 2**20, model=model, length=64))
+    found = linear.findings(rows, {})
+    assert found.ours["roformer-linear"].cells == {
+        "Performer": ("1.500 ± 0.000",),
+        "Performer with RoPE": ("1.250 ± 0.000",),
+    }
+    assert list(differences(found.claims).values()) == [
+        "softmax, rope minus linear, rope: -0.250",
+        "linear, rope minus linear, none: -0.250",
+    ]
+
+
+def test_extended_models_stand_beside_published_ones_at_their_factors():
+    """Accuracy at 8 times the trained length, as published at 4,096 after 512; losses at 4 times."""
+    offsets = {"none": 0.0, "linear": 0.1, "ntk": 0.2, "yarn": 0.3, "dynamic": 0.4, "longrope": 0.5}
+    rows = seeds("loss", 1.0, method="none", tuned=0, factor=1, length=8)
+    for method, offset in offsets.items():
+        for factor in (2, 4, 8):
+            fields = {"method": method, "tuned": 0, "factor": factor, "length": 8 * factor}
+            rows += seeds("loss", factor + offset, **fields)
+            rows += seeds("accuracy", (factor + offset) / 10, **fields)
+            rows += seeds("loss", 0.5 + offset, **fields | {"length": 8})
+            rows += seeds("loss", factor + offset - 1, **fields | {"tuned": 40})
+    rows += seeds("loss", 0.6, method="dynamic_yarn", tuned=0, factor=2, length=8)
+    rows += seeds("loss", 0.7, method="dynamic_yarn", tuned=0, factor=8, length=8)
+    found = extend.findings(rows, {})
+    names = {"none": "none", "PI": "linear", "NTK": "ntk", "YaRN": "yarn"}
+    names |= {"dynamic NTK": "dynamic", "searched": "longrope"}
+    each = lambda form: {name: (form(offsets[ours]),) for name, ours in names.items()}
+    assert {name: ours.cells for name, ours in found.ours.items()} == {
+        "ntk-zero-shot": each(lambda offset: f"{(8 + offset) / 10:.1%} ± 0.0%"),
+        "yarn": each(lambda offset: f"{3 + offset:.3f} ± 0.000"),
+        "longrope": each(lambda offset: f"{4 + offset:.3f} ± 0.000"),
+        "interpolation": {
+            "unchanged": ("1.000 ± 0.000", "4.000 ± 0.000"),
+            "fine-tuned directly": ("-", "3.000 ± 0.000"),
+            "interpolated and fine-tuned": ("-", "3.100 ± 0.000"),
+        },
+    }
+    assert found.ours["ntk-zero-shot"].columns == ("accuracy at 64",)
+    # on text of the trained length the largest factor stands for all
+    short = [text for text in differences(found.claims).items() if "ynamic YaRN" in text[0]]
+    assert short == [
+        (
+            "Dynamic YaRN does not change the loss on text of 8 tokens",
+            "difference -0.300, limit 0.001",
+        ),
+        (
+            "On text of 8 tokens, dynamic YaRN has a lower loss than YaRN with a factor of 8",
+            "dynamic_yarn minus yarn: -0.100",
+        ),
+    ]
 
 
 def test_the_digest_of_an_object_depends_on_its_repr():

@@ -299,6 +299,28 @@ def test_a_config_that_transformers_has_no_model_for_is_not_written(changes, fie
     assert_refused(field, RoFormerConfig(**(SIZES | changes)).to_hf)
 
 
+@pytest.mark.parametrize(
+    ("scaling", "size"),
+    [
+        (rw.frequencies.Default(), lambda zeta: torch.ones_like(zeta)),
+        # keys grow where queries shrink
+        (rw.frequencies.XPos(), lambda zeta: zeta ** (-40 / 512)),
+    ],
+    ids=["default", "xpos"],
+)
+def test_a_value_is_rotated_like_a_key(scaling, size):
+    """A token that sees itself alone has its own value as its output."""
+    spec = rw.RopeSpec(10, layout="interleaved", scaling=scaling)
+    attention = make(encoding=spec, rotary_value=True, causal=True).layers[0].attention
+    x, where = torch.randn(1, 1, 30).double(), torch.tensor([40])
+    got = attention(x, where).out
+    value = torch.view_as_complex(attention.v_proj(x).reshape(3, 5, 2))
+    channel = torch.arange(5).double()
+    zeta = (2 * channel + 0.4 * 10) / (1.4 * 10)
+    turned = value * torch.polar(size(zeta), 40 * 10_000.0 ** (-channel / 5))
+    assert_same(got, attention.o_proj(torch.view_as_real(turned).reshape(1, 1, 30)))
+
+
 @pytest.mark.parametrize("scaling", [rw.frequencies.Default(), rw.frequencies.XPos()], ids=str)
 def test_rotated_values_in_a_cache_move_with_their_tokens(scaling):
     """Tested in a model of one layer: with rotated values its output depends on absolute positions,

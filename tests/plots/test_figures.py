@@ -11,7 +11,7 @@ import pytest
 
 import ropewalk as rw
 from ropewalk import axes
-from ropewalk.frequencies import Given, LongRope, Ntk, Proportional, XPos, Yarn
+from ropewalk.frequencies import Dynamic, Given, LongRope, Ntk, Proportional, XPos, Yarn
 from ropewalk_lab import plots
 from ropewalk_lab.plots import distance, look, rotation, words
 
@@ -321,14 +321,22 @@ OF_THE_SPEC = [
 
 
 @pytest.mark.parametrize("name", OF_THE_SPEC)
-def test_a_figure_of_a_scaled_spec_shows_the_scaled_frequencies(monkeypatch, name):
-    """NTK with factor s is a plain rope with the base theta * s^(d/(d-2)), so it has the figures of
-    that rope.
+@pytest.mark.parametrize(
+    ("scaling", "stretch"),
+    # four times the trained length: 4 * 4 - (4 - 1)
+    [(Ntk(4.0), 4), (Dynamic(factor=4.0, original_length=TRAINED), 13)],
+    ids=["ntk", "dynamic"],
+)
+def test_a_figure_of_a_scaled_spec_shows_the_scaled_frequencies(
+    monkeypatch, name, scaling, stretch
+):
+    """NTK that stretches by s is a plain rope of base theta * s^(d/(d-2)), so its figures are
+    those; dynamic NTK has the stretch of the served length.
     """
-    base = THETA * 4 ** (2 * PAIRS / (2 * PAIRS - 2))
+    base = THETA * stretch ** (2 * PAIRS / (2 * PAIRS - 2))
     monkeypatch.setitem(globals(), "THETA", base)
     monkeypatch.setitem(globals(), "OMEGA", np.array([base ** (-i / PAIRS) for i in range(PAIRS)]))
-    scaled = VIEW.spec.with_(scaling=Ntk(4.0))
+    scaled = VIEW.spec.with_(scaling=scaling)
     CHECKS[name](plots.draw(name, plots.View(scaled, TRAINED, SERVED)))
 
 
@@ -372,6 +380,23 @@ def test_a_spec_with_a_scaling_shows_it_beside_the_plain_one():
     assert norm[-1] == pytest.approx(math.sqrt((zeta ** (2 * x[-1] / 64)).mean()))
     assert labels(plots.draw("scalings", view)) == ["linear", "ntk", "llama3", "yarn"]
     assert labels(plots.draw("coverage", view))[2] == "after yarn"
+
+
+def test_among_the_variants_only_the_specs_own_is_scaled():
+    scaling = Dynamic(factor=4.0, original_length=TRAINED)
+    own = OMEGA[4] / 13 ** (4 / (PAIRS - 1))  # at 128 tokens theta is 13^(8/7) times as large
+    spec = rw.RopeSpec(2 * PAIRS, theta=THETA, scaling=scaling)
+    figure = plots.draw("variants", plots.View(spec, TRAINED, SERVED))
+    assert labels(figure) == ["default", "yarn", "xpos", "dynamic", "added encoding"]
+    x = curve(figure, 0)[0]
+    assert x[-1] == pytest.approx(2 * np.pi / OMEGA[4])
+    turned = lambda omega: np.stack([np.cos(x * omega), np.sin(x * omega)])
+    path = lambda index: np.stack(curve(figure, index, 1))
+    assert path(0) == pytest.approx(turned(OMEGA[4]))
+    assert path(3) == pytest.approx(turned(own))
+    assert path(4) - [[1], [0]] == pytest.approx(turned(OMEGA[4]))
+    added = [math.sqrt((np.abs(1 + np.exp(1j * p * OMEGA)) ** 2).mean()) for p in x]
+    assert curve(figure, 4)[1] == pytest.approx(added)
 
 
 def test_a_clock_of_frequency_0_says_that_it_does_not_rotate():
