@@ -40,7 +40,7 @@ class Download:
     archive   file name of the package; `archive_bytes` and `archive_hash` (sha256) are those of the
               whole archive
     members   a regular expression for the names of the members to unpack; several are joined in
-              natural order, as texts
+              the order of the numbers in their names, each stripped, with an empty line between
     file      name of the unpacked file; `file_bytes` and `file_hash` are its own
     """
 

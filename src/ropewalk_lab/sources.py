@@ -80,8 +80,9 @@ def _python_files(prefix: str, root: Path, skipped: tuple[str, ...]) -> list[tup
 
 
 def prose(name: str, path: Path) -> Iterator[Document]:
-    """Yield the docstrings of a module, or the pages of Python's help topics, as one document;
-    without those shorter than SHORTEST_PROSE.
+    """Yield the docstrings of a module as one document; of topics.py, the pages of Python's help.
+
+    Docstrings and pages with fewer than SHORTEST_PROSE characters are left out.
     """
     try:
         tree = ast.parse(path.read_bytes())

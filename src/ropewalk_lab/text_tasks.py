@@ -144,7 +144,7 @@ def planted(seed: int, index: np.ndarray, length: int, distance: int | None = No
     return Sample(tokens, is_target)
 
 
-#: every generated task; the trainer, the evaluation and the tests use all entries
+#: every generated task by name; `data.task` and the evaluation take any of them, tests go through all
 TASKS: dict[str, Task] = {
     "copy": Task(tasks.transcription(tasks.as_written), 3, "abc|abc"),
     "reverse": Task(tasks.transcription(tasks.backwards), 3, "abc|cba"),

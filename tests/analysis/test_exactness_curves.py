@@ -128,7 +128,7 @@ def test_a_table_in_half_precision_is_off_by_its_last_bit(way, bits):
     assert 0.7 * 2.0 ** -(bits + 1) < error <= 2.0 ** -(bits + 1) + 1e-5
 
 
-def test_an_error_is_the_largest_of_width_positions():
+def test_an_error_is_the_largest_in_a_window_of_positions():
     one_by_one = [
         analysis.error_curves(SPEC, [p], ["hf"], width=1)["hf"][0] for p in range(96, 101)
     ]
@@ -136,7 +136,7 @@ def test_an_error_is_the_largest_of_width_positions():
 
 
 @pytest.mark.parametrize("package", [plain_analysis, analysis])
-def test_the_width_positions_of_an_error_end_at_the_given_position(package):
+def test_the_window_of_an_error_ends_at_the_given_position(package):
     # 256 and 258 are bfloat16 numbers, 257 and 259 are rounded to a neighbour
     def rounded(width):
         name = "bfloat16 positions"

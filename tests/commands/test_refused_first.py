@@ -51,7 +51,7 @@ def test_a_setting_that_one_study_lacks_is_refused_before_any_study_runs(
         (["--set", "model.start=5"], "start: must be the folder of a checkpoint, .* got 5"),
     ],
 )
-def test_numbers_that_no_fine_tuning_has_are_refused(tmp_path, capsys, more, said):
+def test_too_many_epochs_and_a_number_as_the_start_are_refused(tmp_path, capsys, more, said):
     start, train = write_checkpoint(tmp_path / "start"), write_triplets(tmp_path / "train.json", 20)
     given = [
         "lab",

@@ -152,7 +152,7 @@ def yarn_of_transformers(length: int, theta: float = 1e4) -> tuple[torch.Tensor,
 
 @needs_v5("reads the factor of yarn otherwise")
 @pytest.mark.parametrize("length", [9, 64, 65, 200])
-def test_the_hook_sets_the_frequencies_of_yarn_for_the_longest_position(length):
+def test_the_hook_returns_tables_of_yarn_for_the_longest_position_and_keeps_the_module(length):
     module = CASES["llama-2"].rotary_module()
     spec = replace(from_hf(CASES["llama-2"].config), scaling=DynamicYarn(64))
     assert spec.head_dim == 16

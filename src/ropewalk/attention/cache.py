@@ -202,7 +202,7 @@ class KVCache:
                     f"must have the batch and sizes of the cached ones, {_sizes(old)} besides the "
                     "tokens"
                 )
-                raise RopeError(name, f"{rule}; repeat its rows first", list(new.shape))
+                raise RopeError(name, rule, list(new.shape))
 
     def _checked_positions(self, positions: Tensor, batch: int, tokens: int) -> Tensor:
         """Return positions [B, S] or [axes, B, S], int64 or floating; raise an error if they have

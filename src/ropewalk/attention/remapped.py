@@ -135,8 +135,8 @@ def remapped_attention(
 
 
 def check_remapped_call(layer: Any, return_weights: bool) -> None:
-    """Raise an error if a call of an `Attention` with a remapping asks for the weights or has
-    dropout.
+    """Raise an error if a call of an `Attention` with a remapping asks for the weights, or is in
+    training with dropout.
     """
     if return_weights:
         raise RopeError(
