@@ -43,7 +43,8 @@ SMALL = {
 }
 #: tokens in the cache before a decode step, and calls in each timing of decode steps
 CACHED, STEPS = 1024, 8
-#: timings of each contender, and timings before them that are not counted
+#: timings of each contender (a third as many of decode steps), and timings before them that are not
+#: counted
 ROUNDS, WARM_UP = 300, 3
 #: the error of a contender, compared with a float32 run, may be this many times the error of
 #: transformers

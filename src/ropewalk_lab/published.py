@@ -32,7 +32,7 @@ class PublishedTable:
     @property
     def origin(self) -> str:
         """The source and the setting as text."""
-        return f"{self.source or 'Articles about RoPE state it without a source'}. {self.setting}."
+        return f"{self.source or 'Articles about RoPE state this table without a source'}. {self.setting}."
 
 
 def _table(row: dict[str, Any]) -> PublishedTable:

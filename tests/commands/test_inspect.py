@@ -150,21 +150,21 @@ def test_every_layer_type_has_a_verdict_and_a_column(capsys, write):
     assert re.search(r"attention window \(tokens\) +- +512", "\n".join(out))
 
 
-def test_details_print_the_sources_bands_memory_and_guide(capsys, write):
-    path = write(LLAMA)
-    code, out, err = call(capsys, path, "--guide", "--details")
+def test_details_print_the_sources_bands_and_memory(capsys, write):
+    code, out, err = call(capsys, write(LLAMA), "--details")
     assert (code, err) == (0, "")
     assert "\x1b" not in out
-    for word in (
-        "rope_scaling.factor",
-        "critical dimension",
-        "interpolated",
-        "67,109,376",
-        "Which scaling for which use",
-    ):
+    for word in ("rope_scaling.factor", "critical dimension", "interpolated", "67,109,376"):
         assert word in out
     for way in analysis.COS_SIN_METHODS:
         assert way in out
+
+
+def test_the_guide_is_printed_only_on_request(capsys, write):
+    path = write(LLAMA)
+    for options, asked in ((["--details"], False), (["--guide"], True)):
+        _, out, _ = call(capsys, path, *options)
+        assert ("Which scaling for which use" in out) == asked
 
 
 def test_layers_without_a_rope_and_pairs_that_do_not_rotate_are_shown(capsys, write):

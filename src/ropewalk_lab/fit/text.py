@@ -114,7 +114,7 @@ class KeyTokens:
     mask: Tensor
 
     def total(self, losses: Tensor) -> tuple[float, int]:
-        """Return the sum of the losses of the key tokens, and their number."""
+        """Return the sum of the losses of the tokens in `mask`, and their number."""
         return float(losses[self.mask].double().sum()), int(self.mask.sum())
 
 

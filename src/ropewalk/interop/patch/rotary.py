@@ -283,7 +283,7 @@ def _own_forward(
     module: nn.Module, x: Tensor, positions: Tensor, layer_type: str | None, hook: LengthHook | None
 ) -> Any:
     """Return what the forward of the module's class returns for hidden states x and positions;
-    `hook`, if not None, first sets the frequencies for the length of the call.
+    with a `hook`, that of a copy of the module with the frequencies for this length.
     """
     if hook is not None:
         module = hook.at_length(module, positions, layer_type)
