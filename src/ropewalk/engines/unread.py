@@ -45,6 +45,7 @@ from ropewalk.engines.rope_faults import (
     no_numbers,
     no_objects,
     unknown_keys,
+    without_a_layer_type,
 )
 from ropewalk.engines.taken_as import (
     PLACEHOLDERS,
@@ -52,8 +53,11 @@ from ropewalk.engines.taken_as import (
     with_placeholders,
 )
 
+#: a reason that is one even if `from_hf` reads the config, for which every name is a layer type
+NO_LAYER_TYPE = "rope under the name of no layer type"
 #: why `from_hf` refuses a config that engines may read
 REASONS: dict[str, Callable[[Config], bool]] = {
+    NO_LAYER_TYPE: lambda config: bool(without_a_layer_type(config)),
     "empty rope that is no object": lambda config: any(
         not config[key] for key in no_objects(config)
     ),
@@ -174,6 +178,7 @@ REASONS: dict[str, Callable[[Config], bool]] = {
 #: {reason: the name in TAKEN_AS by which the config is read to find its layer types and lengths,
 #: whatever engines do}
 USUAL = {
+    NO_LAYER_TYPE: "ropes of layer types alone",
     "empty rope that is no object": "no rope that is no object",
     "rope that is no object": "no rope that is no object",
     "width that is no integer": "integer widths",
@@ -221,6 +226,7 @@ USUAL = {
 #: {reason: a second name in TAKEN_AS, which puts another value in the place of the faulty one}; an
 #: engine that computes the same from both configs does not read the value
 OTHER = {
+    "empty rope that is no object": "linear by 7 instead of no object",
     "rope that is no object": "linear by 7 instead of no object",
     "something else than a number in the rope": "linear by 7",
     "something else than a number as theta": "theta 100,000",
