@@ -57,6 +57,10 @@ NOT_RUN = (
     "wrong number of tensors",
     "No Unquantized MoE backend",  # for the sizes of a small checkpoint on a CPU
     "module 'triton' has no attribute",  # which is empty in an environment without a GPU
+    "Unrecognized configuration class",  # a text model that runs only inside another one
+    "ImportError",  # of a package for images
+    "Can't load image processor",  # which is no part of a small checkpoint
+    "'Conv2d' object has no attribute 'num_embeddings'",  # an image tower
     "does not name its layer",  # of a node in llama.cpp's graph, by which its rotation is found
 )
 Rope = Mapping[str, Any] | str | None

@@ -341,7 +341,8 @@ LONGROPE = {
                 "head_dim": 64,
                 "rope_parameters": {**LINEAR_V5, "partial_rotary_factor": 0.5},
             },
-            "25 dimensions would rotate",
+            # heads of 16 dimensions, whatever head_dim says, of which 0.4 rotate
+            (5e4 ** (-1 / 3), 1.0),
         ),
         (
             "mlx-lm",

@@ -14,7 +14,7 @@ from typing import Any
 
 from ropewalk.config import file as config_file
 from ropewalk.config.hf import read_specs
-from ropewalk.engines.case import OUTER_TYPE, ServedLayer
+from ropewalk.engines.case import OUTER_ARCHITECTURES, OUTER_TYPE, ServedLayer
 from ropewalk.engines.difference import Difference, Rotation, compare
 from ropewalk.engines.operations import length_problem
 from ropewalk.engines.reading import EngineReading, EngineRule
@@ -211,6 +211,7 @@ def audit(
         vision = loaded.get("vision_config")
         if isinstance(vision, Mapping) and any(vision.get(key) for key in ROPES):
             outside["vision_rope_outside"] = True
+        outside[OUTER_ARCHITECTURES] = loaded.get("architectures")
         text = {**text, **outside, OUTER_TYPE: loaded.get("model_type")}
     if DIFFUSERS_KEY in text:
         raise RopeError(
@@ -338,7 +339,8 @@ class _Question:
         nulls = [
             key
             for key in NULL_NOT_READ
-            if key not in release.nulls and any(key in place and place[key] is None for place in places)
+            if key not in release.nulls
+            and any(key in place and place[key] is None for place in places)
         ]
         if nulls:
             return reading.fail(f"not known: {nulls[0]} is null; remove the key")
@@ -410,7 +412,11 @@ def _findings(
     runs        {(engine, layer type, length): what a run here found}; it comes before a record
     """
     spec = asked.cases[layer_type].spec
-    text = {key: value for key, value in asked.text.items() if key != OUTER_TYPE}
+    text = {
+        key: value
+        for key, value in asked.text.items()
+        if key not in (OUTER_TYPE, OUTER_ARCHITECTURES)
+    }
     name = "" if asked.why else digest(text, asked.specs, length, asked.limit)
     found = []
     for engine, release in asked.releases.items():

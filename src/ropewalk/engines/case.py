@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ropewalk.axes import AxisMap
-from ropewalk.config.families import family_of
 from ropewalk.spec import RopeSpec
 
 #: the key under which rules find the model_type of the config that a text model is a part of
 OUTER_TYPE = "model_type_outside"
+OUTER_ARCHITECTURES = "architectures_outside"
 TRAINED = "original_max_position_embeddings"
 #: the config keys of the served length, and of the fraction of the head that rotates
 LENGTH_KEYS = (

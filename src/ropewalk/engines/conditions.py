@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ropewalk.config.keys import LAYER_COUNT_KEYS
 from ropewalk.engines.case import OUTER_TYPE, ServedLayer
 from ropewalk.engines.reading import EngineReading, frequencies_of
 from ropewalk.frequencies import Default, Linear, LongRope
@@ -73,8 +74,9 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     # ropes by layer type, of which one that a layer has is absent or null
     "a layer type lacks its rope": lambda reading: _lacks_a_rope(reading.case),
     # a rope beside the text model has a scaling that is computed with a served length
-    "scaled by a length outside": lambda reading: _named_outside(reading.case)
-    in ("yarn", "llama3", "longrope"),
+    "scaled by a length outside": lambda reading: (
+        _named_outside(reading.case) in ("yarn", "llama3", "longrope")
+    ),
     "a name other than full and sliding attention": lambda reading: any(
         name not in ("full_attention", "sliding_attention") or not rope
         for name, rope in (reading.case.config.get("rope_parameters") or {}).items()
@@ -92,7 +94,20 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     # a published config, not the keys of the rope alone
     "whole config": lambda reading: bool(
         {"architectures", OUTER_TYPE} & reading.case.config.keys()
-        and reading.case.config.get("num_hidden_layers")
+        and any(reading.case.config.get(key) for key in (*LAYER_COUNT_KEYS, "num_layers"))
+    ),
+    "global_head_dim is null": lambda reading: (
+        reading.case.config.get("global_head_dim", 0) is None
+    ),
+    "sections that are floats": lambda reading: any(
+        isinstance(count, float) for count in reading.case.value("rope.mrope_section") or ()
+    ),
+    "rope_local_base_freq is null": lambda reading: (
+        reading.case.config.get("rope_local_base_freq", 0) is None
+    ),
+    "fewer entries of no_rope_layers than layers": lambda reading: (
+        len(reading.case.config.get("no_rope_layers") or [0] * 10**6)
+        < (reading.case.config.get("num_hidden_layers") or 0)
     ),
     "no key rope_scaling": lambda reading: "rope_scaling" not in reading.case.config,
     "no key factor": lambda reading: "factor" not in reading.case.rope_with_nulls,

@@ -57,6 +57,20 @@ def _needed(reading: EngineReading, rule: Rule, release: Release, releases: Rele
         reading.fail(f"refused: {rule.text(reading, keys=', '.join(lacking))}")
 
 
+@_operation("refuse nulls of the config class")
+def _null(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
+    """The config class raises an error for a null under a key of `nulls_refused`."""
+    case = reading.case
+    refused = releases["hf"].nulls_refused
+    keys = [
+        key
+        for key, families in refused.items()
+        if case.model_type in families and case.config.get(key, 0) is None
+    ]
+    if keys:
+        reading.fail(f"refused: {rule.text(reading, keys=', '.join(keys))}")
+
+
 @_operation("not known")
 def _not_known(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """What the engine does was not read."""
@@ -451,9 +465,9 @@ def _set_fraction(
         return
     if fraction is None:
         if case.spec.scaling.name != "proportional":
-            reading.set_rotary_dim(case.spec.head_dim, "not read", source)
+            reading.set_rotary_dim(reading.spec.head_dim, "not read", source)
         return
-    width = int(case.spec.head_dim * fraction)
+    width = int(reading.spec.head_dim * fraction)
     if width % 2:
         reading.fail(f"refused: {width} dimensions would rotate, and MLX takes an even number")
         return

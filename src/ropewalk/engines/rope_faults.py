@@ -283,6 +283,13 @@ def without_a_layer_type(config: Config) -> list[str]:
     return [name for name, rope in ropes.items() if isinstance(rope, Mapping) and name not in known]
 
 
+def has_number_as_rope(config: Config) -> bool:
+    """Return whether `rope_parameters` has a number as the rope of a layer type."""
+    ropes: Any = config.get("rope_parameters")
+    named = {*LAYER_TYPES, *(config.get("layer_types") or ())}
+    return isinstance(ropes, Mapping) and any(_is_number(ropes.get(name)) for name in named)
+
+
 def is_float_length(value: Any) -> bool:
     """Return whether a length is written as a whole float."""
     return isinstance(value, float) and value.is_integer()

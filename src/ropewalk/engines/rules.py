@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.caches import cached
-from ropewalk.engines.case import OUTER_TYPE, ServedLayer
+from ropewalk.engines.case import OUTER_ARCHITECTURES, OUTER_TYPE, ServedLayer
 from ropewalk.engines.conditions import CONDITIONS
 from ropewalk.engines.reading import EngineReading, EngineRule
 from ropewalk.engines.rope_faults import all_ropes, has_three_sections, name_of
@@ -145,6 +145,7 @@ class Release:
     length    whether and how the engine multiplies the served length by a factor
     models    {model type: what the engine's model class reads}, for mlx-lm
     needs     {model type: keys of the config that its class demands}, for mlx-lm
+    nulls_refused  {key of the config: families whose config class takes no null for it}
     nulls     keys of a rope whose null the rules are about
     code      the model types that the engine can load, and what it says of others
     """
@@ -163,6 +164,7 @@ class Release:
     unread: tuple[Mapping[str, Any], ...] = ()
     needs: Mapping[str, list[str]] = field(default_factory=dict)
     nulls: tuple[str, ...] = ()
+    nulls_refused: Mapping[str, list[str]] = field(default_factory=dict)
     code: Mapping[str, Any] = field(default_factory=dict)
 
     def take(
@@ -207,7 +209,9 @@ class Release:
                 return f"refused: {row['says']}", []
             taken = TAKEN_AS[row["as"]](config)
             if row.get("fits") and REASONS[reason](taken):  # it is at fault in this reading too
-                return f"refused: {row['says']}", []
+                taken, other = TAKEN_AS[USUAL[reason]](config), TAKEN_AS[OTHER[reason]](config)
+                if not same(usual(taken), usual(other)):
+                    return f"refused: {row['says']}", []
             notes.append(EngineRule(reason, row["says"], row["source"], self.read))
             config = taken
         return config, notes
@@ -225,19 +229,26 @@ class Release:
         return None
 
     def loads(self, releases: Releases) -> frozenset[str]:
-        """Return the model types that the engine can load; empty if that was not read."""
+        """Return the model types or architectures that the engine can load; empty if that was not
+        read.
+        """
         other = releases.get(self.code.get("of", ""))
         base = other.loads(releases) if other is not None else frozenset()
         return (base - {*self.code.get("without", ())}) | {*self.code.get("names", ())}
 
     def cannot_load(self, case: ServedLayer, releases: Releases) -> str | None:
-        """Return the model type of a config that the engine has no code for, None if it has some:
-        that of the whole config comes first, and only some engines read that of its text model.
+        """Return the model type, or the architecture, of a config that the engine has no code for,
+        None if it has some. Those of the whole config come first; only some engines read the model
+        type of its text model too.
         """
         whole = case.config.get(OUTER_TYPE)
         known = self.loads(releases)
         if not known:
             return None
+        if self.code.get("key") == "architectures":
+            names = case.config.get(OUTER_ARCHITECTURES) or case.config.get("architectures")
+            name = names[0] if isinstance(names, list) and names else None
+            return None if name in {None, *known} else str(name)
         if (outer := whole or case.model_type) and outer not in known:
             return outer
         inside = case.model_type if self.code.get("parts") else None
@@ -332,7 +343,19 @@ def _release(
         }
         own: dict[str, Any] = {
             key: text[key]
-            for key in ("engine", "title", "version", "read", "length", "scalings", "not_known", "needs", "nulls", "code")
+            for key in (
+                "engine",
+                "title",
+                "version",
+                "read",
+                "length",
+                "scalings",
+                "not_known",
+                "needs",
+                "nulls",
+                "nulls_refused",
+                "code",
+            )
             if key in text
         }
         families = frozenset(_names(text.get("families", []), lists))

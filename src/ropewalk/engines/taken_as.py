@@ -331,6 +331,10 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "integer lengths": lambda config: {
         key: number_in(value) if key in LENGTH_KEYS else value for key, value in config.items()
     },
+    "an eighth of the served length": lambda config: {
+        key: int(number_in(value) / 8) if key in LENGTH_KEYS and is_numeric_text(value) else value
+        for key, value in config.items()
+    },
     "numbers in the rope": lambda config: with_ropes(
         config, lambda rope: {**rope, **{key: NUMBERS[key] for key in no_numbers(rope)}}
     ),
@@ -383,7 +387,9 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "fitting lists": _fitting_lists,
     "the long factors for both": lambda config: with_ropes(
         config,
-        lambda rope: {**rope, "short_factor": rope["long_factor"]} if "long_factor" in rope else rope,
+        lambda rope: (
+            {**rope, "short_factor": rope["long_factor"]} if "long_factor" in rope else rope
+        ),
     ),
     "the number for every pair": lambda config: with_ropes(
         config, lambda rope: _lists_of_numbers(rope, pairs_of(config))
