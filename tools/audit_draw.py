@@ -30,7 +30,7 @@ import draw_configs
 import draw_mistakes
 import draw_recent
 from ropewalk.engines import ENGINES
-from ropewalk.engines.audit import EngineFinding, audit
+from ropewalk.engines.audit import Audit, EngineFinding, audit
 from ropewalk.errors import RopeError
 from ropewalk_lab.engines_run.installed import RUNNERS, SCRIPTS
 from ropewalk_lab.engines_run.measured import (
@@ -55,7 +55,12 @@ NOT_RUN = (
     # a small checkpoint whose sizes llama.cpp takes for those of another model
     "check_tensor_dims",
     "wrong number of tensors",
+    "No Unquantized MoE backend",  # for the sizes of a small checkpoint on a CPU
     "module 'triton' has no attribute",  # which is empty in an environment without a GPU
+    "Unrecognized configuration class",  # a text model that runs only inside another one
+    "ImportError",  # of a package for images
+    "Can't load image processor",  # which is no part of a small checkpoint
+    "'Conv2d' object has no attribute 'num_embeddings'",  # an image tower
     "does not name its layer",  # of a node in llama.cpp's graph, by which its rotation is found
 )
 Rope = Mapping[str, Any] | str | None
@@ -112,14 +117,18 @@ def compare(rows: Sequence[ServedConfig], output: Mapping[str, Any]) -> Iterator
     """Yield the kind of every cell of a runner's output, and one line about it."""
     name: str = output["engine"]
     engine = KEYS.get(name, name)
-    for row, layer_type, rope in cells(output, {row.id: row for row in rows}):
-        try:
-            served = {"length": row.length, "max_model_len": row.max_model_len}
-            result = audit(row.config, **served, records={})
-        except RopeError as error:
-            yield "refused", f"{row.id}: {error}"
+    by_id = {row.id: row for row in rows}
+    audited: dict[str, Audit | RopeError] = {row.id: _audited(row) for row in rows}
+    types = {
+        name: () if isinstance(found, RopeError) else _layer_types(found, engine)
+        for name, found in audited.items()
+    }
+    for row, layer_type, rope in cells(output, by_id, types):
+        found = audited[row.id]
+        if isinstance(found, RopeError):
+            yield "refused", f"{row.id}: {found}"
             continue
-        for finding in result.of(engine):
+        for finding in found.of(engine):
             if row.axes == 1:  # a run with one position for each token does not show the axes
                 finding = replace(finding, axis_of_pair=(0,) * len(finding.radians))
             if finding.layer_type == layer_type:
@@ -127,6 +136,18 @@ def compare(rows: Sequence[ServedConfig], output: Mapping[str, Any]) -> Iterator
                     kind_of(finding, rope),
                     f"{engine}: {row.id}, {layer_type}: {_in_words(finding, rope)}",
                 )
+
+
+def _audited(row: ServedConfig) -> Audit | RopeError:
+    """Return what audit says by its rules alone, or its error."""
+    try:
+        return audit(row.config, length=row.length, max_model_len=row.max_model_len, records={})
+    except RopeError as error:
+        return error
+
+
+def _layer_types(found: Audit, engine: str) -> tuple[str, ...]:
+    return tuple(finding.layer_type for finding in found.of(engine))
 
 
 def _in_words(finding: EngineFinding, rope: Rope) -> str:

@@ -464,7 +464,7 @@ def test_an_engine_that_refuses_and_one_that_differs_in_every_form():
 
 
 def test_what_is_not_known_is_a_note():
-    found = rw.doctor({**LLAMA, "model_type": "a_model_without_a_row"}, engine="vllm")
+    found = rw.doctor({**LLAMA, "model_type": "jamba"}, engine="vllm")
     assert {each.id for each in found.findings} == {"model_type_unknown", "engine_not_known"}
     assert found.exit_status == 0
 

@@ -15,6 +15,7 @@ import pytest
 from installed import config_of, needs_v5
 from transformers import Gemma3TextConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from ropewalk import RopeError
 from ropewalk.engines import ENGINES, REFERENCE, audit
@@ -535,8 +536,8 @@ def test_servers_do_not_slow_a_proportional_rope():
         np.testing.assert_allclose(one(config, engine).radians, radians / 4, err_msg=engine)
 
 
-#: model types that no rules file lists
-UNKNOWN = ("new", "internlm3", "nemotron_h", "jamba")
+#: model types that transformers has code for and no rules file lists
+UNKNOWN = ("nemotron_h", "jamba")
 ERNIE = {
     "model_type": "ernie4_5_vl_moe_text",
     "hidden_size": 256,
@@ -548,15 +549,16 @@ ERNIE = {
 @pytest.mark.parametrize(
     ("config", "unknown"),
     [
-        (ERNIE, OTHERS),
+        (ERNIE, [name for name in OTHERS if name != "mlx-lm"]),
         *(({**MINIMIND, "model_type": name}, list(ENGINES)) for name in UNKNOWN),
     ],
     ids=["ernie", *UNKNOWN],
 )
 def test_what_was_not_read_is_not_known(config, unknown):
     result = audit(config)
-    assert [f.engine for f in result.findings if f.problem] == unknown
-    for finding in (f for f in result.findings if f.problem):
+    problems = [f for f in result.findings if f.problem and not f.problem.startswith("refused")]
+    assert [f.engine for f in problems] == unknown
+    for finding in problems:
         assert finding.problem.startswith("not known")
         assert (finding.known, finding.rules) == ("not known", ())
         assert (finding.radians, finding.magnitude, finding.difference, finding.agrees) == (
@@ -566,6 +568,20 @@ def test_what_was_not_read_is_not_known(config, unknown):
             False,
         )
         assert finding not in result.disagreements
+
+
+@pytest.mark.parametrize("name", ["new", "internlm2", "orion", "baichuan"])
+def test_a_model_type_that_an_engine_has_no_code_for_is_refused(name):
+    """transformers' own list says which model types it has code for; mlx-lm has one for InternLM2."""
+    assert name not in CONFIG_MAPPING_NAMES
+    found = {
+        finding.engine: finding for finding in audit({**MINIMIND, "model_type": name}).findings
+    }
+    for engine in ("hf", "vllm", "sglang"):
+        assert found[engine].problem.startswith("refused: ")
+        assert "trust_remote_code" in found[engine].problem
+    has_no_model = "mlx-lm has no model" in (found["mlx-lm"].problem or "")
+    assert has_no_model == (name != "internlm2")
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -138,12 +138,11 @@ def test_the_notes_say_which_engine_multiplies_the_served_length_and_which_refus
     assert [note.split("set ")[1].split("=")[0] for note in others] == refusing
 
 
-def test_families_without_code_in_transformers_are_not_known():
-    own_code = {name for name in _shipped()[0] if name not in CONFIG_MAPPING_NAMES}
-    assert set(ENGINES["hf"].lists["own_code"]) == own_code
+def test_what_transformers_can_load_is_what_its_own_list_says():
+    assert ENGINES["hf"].loads(ENGINES) == set(CONFIG_MAPPING_NAMES)
     assert ENGINES["hf"].families == set(_shipped()[0])
     found = audit({**SIZES, "model_type": "kimi_k2", "qk_rope_head_dim": 16})
-    assert found.of("hf")[0].problem.startswith("not known")
+    assert found.of("hf")[0].problem.startswith("refused: transformers has no code for kimi_k2")
     assert found.of("vllm")[0].agrees
 
 
@@ -342,7 +341,8 @@ LONGROPE = {
                 "head_dim": 64,
                 "rope_parameters": {**LINEAR_V5, "partial_rotary_factor": 0.5},
             },
-            "25 dimensions would rotate",
+            # heads of 16 dimensions, whatever head_dim says, of which 0.4 rotate
+            (5e4 ** (-1 / 3), 1.0),
         ),
         (
             "mlx-lm",

@@ -14,7 +14,7 @@ from typing import Any
 
 from ropewalk.config import file as config_file
 from ropewalk.config.hf import read_specs
-from ropewalk.engines.case import ServedLayer
+from ropewalk.engines.case import OUTER_ARCHITECTURES, OUTER_TYPE, ServedLayer
 from ropewalk.engines.difference import Difference, Rotation, compare
 from ropewalk.engines.operations import length_problem
 from ropewalk.engines.reading import EngineReading, EngineRule
@@ -22,7 +22,7 @@ from ropewalk.engines.recorded import Record, digest
 from ropewalk.engines.recorded import load as load_records
 from ropewalk.engines.rope_faults import ROPES
 from ropewalk.engines.rules import Release, newest
-from ropewalk.engines.unread import put_back, reasons, usual
+from ropewalk.engines.unread import NO_LAYER_TYPE, REASONS, put_back, reasons, usual
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Dynamic
 from ropewalk.spec import RopeSpec
@@ -32,8 +32,6 @@ ENGINES: dict[str, Release] = newest()
 REFERENCE = "hf"
 #: how a finding is known
 RUN, RECORDED, RULE, NOT_KNOWN = "run", "recorded", "rule", "not known"
-#: the key under which rules find the model_type of the config that a text model is a part of
-OUTER_TYPE = "model_type_outside"
 #: keys whose null each family reads in its own way, as an error, the whole head or a default; the
 #: rules do not say which
 NULL_NOT_READ = ("rope_type", "type", "partial_rotary_factor", "rotary_pct")
@@ -213,6 +211,7 @@ def audit(
         vision = loaded.get("vision_config")
         if isinstance(vision, Mapping) and any(vision.get(key) for key in ROPES):
             outside["vision_rope_outside"] = True
+        outside[OUTER_ARCHITECTURES] = loaded.get("architectures")
         text = {**text, **outside, OUTER_TYPE: loaded.get("model_type")}
     if DIFFUSERS_KEY in text:
         raise RopeError(
@@ -253,6 +252,10 @@ class _Question:
         try:
             self.specs, self.explanation = read_specs(text, "exact")
             self.text = text
+            if REASONS[NO_LAYER_TYPE](text):
+                self.why = [NO_LAYER_TYPE]
+                self.text = usual(text)
+                self.specs, self.explanation = read_specs(self.text, "exact")
         except RopeError as error:
             self.why = reasons(text)
             if not self.why:
@@ -296,9 +299,7 @@ class _Question:
         written = replace(self.cases[layer_type], config=self.original, length=length)
         if (problem := length_problem(release, written)) is not None:
             return EngineReading(written, release.read).fail(problem)
-        if (unknown := written.unknown_layer_type) is not None:
-            return EngineReading(written, release.read).fail(f"not known: {unknown}")
-        if (without_model := release.has_no_model(written)) is not None:
+        if (without_model := release.has_no_model(written, self.releases)) is not None:
             return without_model
         if not self.why:
             return self._apply(release, self.cases[layer_type], length)
@@ -338,7 +339,8 @@ class _Question:
         nulls = [
             key
             for key in NULL_NOT_READ
-            if any(key in place and place[key] is None for place in places)
+            if key not in release.nulls
+            and any(key in place and place[key] is None for place in places)
         ]
         if nulls:
             return reading.fail(f"not known: {nulls[0]} is null; remove the key")
@@ -410,7 +412,11 @@ def _findings(
     runs        {(engine, layer type, length): what a run here found}; it comes before a record
     """
     spec = asked.cases[layer_type].spec
-    text = {key: value for key, value in asked.text.items() if key != OUTER_TYPE}
+    text = {
+        key: value
+        for key, value in asked.text.items()
+        if key not in (OUTER_TYPE, OUTER_ARCHITECTURES)
+    }
     name = "" if asked.why else digest(text, asked.specs, length, asked.limit)
     found = []
     for engine, release in asked.releases.items():

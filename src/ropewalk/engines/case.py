@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ropewalk.axes import AxisMap
-from ropewalk.config.families import family_of
 from ropewalk.spec import RopeSpec
 
+#: the key under which rules find the model_type of the config that a text model is a part of
+OUTER_TYPE = "model_type_outside"
+OUTER_ARCHITECTURES = "architectures_outside"
 TRAINED = "original_max_position_embeddings"
 #: the config keys of the served length, and of the fraction of the head that rotates
 LENGTH_KEYS = (
@@ -100,19 +102,6 @@ class ServedLayer:
     def by_layer_type(self) -> bool:
         """Whether `rope_parameters` has a rope for this layer type."""
         return self.layer_type in ropes_by_layer_type(self.config)
-
-    @property
-    def unknown_layer_type(self) -> str | None:
-        """Why perhaps no layer has this layer type, whose rope the config gives; None if the config
-        or its family declares the type, or if its name ends with _attention.
-        """
-        if not self.by_layer_type:
-            return None
-        declared = self.config.get("layer_types")
-        usual = self.layer_type.endswith("_attention")
-        own = self.layer_type in family_of(self.model_type).layer_thetas
-        known = own or usual or self.layer_type in (declared or ())
-        return None if known else f"no layer has the type {self.layer_type}"
 
     @property
     def ropes(self) -> list[Mapping[str, Any]]:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ropewalk.engines.case import ServedLayer
+from ropewalk.config.keys import LAYER_COUNT_KEYS
+from ropewalk.engines.case import OUTER_TYPE, ServedLayer
 from ropewalk.engines.reading import EngineReading, frequencies_of
 from ropewalk.frequencies import Default, Linear, LongRope
 
@@ -70,6 +71,17 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "a layer type without a rope": lambda reading: any(
         rope is None for rope in (reading.case.config.get("rope_parameters") or {}).values()
     ),
+    # ropes by layer type, of which one that a layer has is absent or null
+    "a layer type lacks its rope": lambda reading: _lacks_a_rope(reading.case),
+    # a rope beside the text model has a scaling that is computed with a served length
+    "scaled by a length outside": lambda reading: (
+        _named_outside(reading.case) in ("yarn", "llama3", "longrope")
+    ),
+    "a name other than full and sliding attention": lambda reading: any(
+        name not in ("full_attention", "sliding_attention") or not rope
+        for name, rope in (reading.case.config.get("rope_parameters") or {}).items()
+    ),
+    "rope_scaling is null": lambda reading: reading.case.config.get("rope_scaling", 0) is None,
     "three sections": lambda reading: (
         len(reading.case.value("rope.mrope_section") or (0, 0, 0)) == 3
     ),
@@ -79,6 +91,25 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "longer than served": lambda reading: (
         reading.case.length > (reading.case.max_position or reading.case.length)
     ),
+    # a published config, not the keys of the rope alone
+    "whole config": lambda reading: bool(
+        {"architectures", OUTER_TYPE} & reading.case.config.keys()
+        and any(reading.case.config.get(key) for key in (*LAYER_COUNT_KEYS, "num_layers"))
+    ),
+    "global_head_dim is null": lambda reading: (
+        reading.case.config.get("global_head_dim", 0) is None
+    ),
+    "sections that are floats": lambda reading: any(
+        isinstance(count, float) for count in reading.case.value("rope.mrope_section") or ()
+    ),
+    "rope_local_base_freq is null": lambda reading: (
+        reading.case.config.get("rope_local_base_freq", 0) is None
+    ),
+    "fewer entries of no_rope_layers than layers": lambda reading: (
+        len(reading.case.config.get("no_rope_layers") or [0] * 10**6)
+        < (reading.case.config.get("num_hidden_layers") or 0)
+    ),
+    "no key rope_scaling": lambda reading: "rope_scaling" not in reading.case.config,
     "no key factor": lambda reading: "factor" not in reading.case.rope_with_nulls,
     "v4 rope given": lambda reading: bool(reading.case.config.get("rope_scaling")),
     "mamba layers": lambda reading: "mamba" in (reading.case.config.get("layer_types") or ()),
@@ -99,10 +130,20 @@ def _sections_for_another_part(case: ServedLayer) -> bool:
     return fraction is not None and case.spec.rotated_dims != int(case.head_dim * fraction)
 
 
-def _scaled_outside(case: ServedLayer) -> bool:
+def _lacks_a_rope(case: ServedLayer) -> bool:
+    ropes = case.config.get("rope_parameters") or {}
+    attending = {"full_attention", "sliding_attention"} & {*(case.config.get("layer_types") or ())}
+    return any(ropes.get(name) is None for name in attending)
+
+
+def _named_outside(case: ServedLayer) -> str | None:
+    """Return the name of the scaling that a config has beside its text model."""
     rope = case.config.get("rope_scaling_outside")
-    named = isinstance(rope, Mapping) and (rope.get("rope_type") or rope.get("type"))
-    return bool(named) and named != "default"
+    return (rope.get("rope_type") or rope.get("type")) if isinstance(rope, Mapping) else None
+
+
+def _scaled_outside(case: ServedLayer) -> bool:
+    return _named_outside(case) not in (None, "default")
 
 
 def _other_number_of_layer_types(case: ServedLayer) -> bool:

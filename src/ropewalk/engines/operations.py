@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ropewalk.axes import AxisMap
-from ropewalk.engines.case import TRAINED, ServedLayer, ropes_by_layer_type
+from ropewalk.engines.case import OUTER_TYPE, TRAINED, ServedLayer, ropes_by_layer_type
 from ropewalk.engines.reading import EngineReading, mscale
 from ropewalk.engines.rules import OPERATIONS, Release, Releases, Rule
 from ropewalk.frequencies import SCALINGS, Default, Dynamic, LongRope, Scaling, Yarn
@@ -44,6 +44,31 @@ def _value(case: ServedLayer, given: Any) -> Any:
 def _refuse(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """The engine raises an error."""
     reading.fail(f"refused: {rule.text(reading)}")
+
+
+@_operation("refuse without needed keys")
+def _needed(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
+    """The engine raises an error where the config lacks a key of `needs` of the rules file."""
+    case = reading.case
+    outside = release.needs.get(case.config.get(OUTER_TYPE, ""))
+    needed = release.needs.get(case.model_type or "", ()) if outside is None else outside
+    lacking = [key for key in needed if key not in case.config]
+    if lacking:
+        reading.fail(f"refused: {rule.text(reading, keys=', '.join(lacking))}")
+
+
+@_operation("refuse nulls of the config class")
+def _null(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
+    """The config class raises an error for a null under a key of `nulls_refused`."""
+    case = reading.case
+    refused = releases["hf"].nulls_refused
+    keys = [
+        key
+        for key, families in refused.items()
+        if case.model_type in families and case.config.get(key, 0) is None
+    ]
+    if keys:
+        reading.fail(f"refused: {rule.text(reading, keys=', '.join(keys))}")
 
 
 @_operation("not known")
@@ -373,7 +398,9 @@ def _arguments(reading: EngineReading, rule: Rule, release: Release, releases: R
     `model` says which keys those are.
     """
     case, config = reading.case, reading.case.config
-    model: Mapping[str, Any] = release.models[case.model_type or ""]
+    model: Mapping[str, Any] = release.models.get(
+        config.get(OUTER_TYPE, ""), release.models[case.model_type or ""]
+    )
     v5 = config.get("rope_parameters") or {}
     theta_key, read = model.get("theta_key", "rope_theta"), model.get("v5", "never")
     theta, keys = config.get(theta_key), config.get("rope_scaling")
@@ -438,9 +465,9 @@ def _set_fraction(
         return
     if fraction is None:
         if case.spec.scaling.name != "proportional":
-            reading.set_rotary_dim(case.spec.head_dim, "not read", source)
+            reading.set_rotary_dim(reading.spec.head_dim, "not read", source)
         return
-    width = int(case.spec.head_dim * fraction)
+    width = int(reading.spec.head_dim * fraction)
     if width % 2:
         reading.fail(f"refused: {width} dimensions would rotate, and MLX takes an even number")
         return

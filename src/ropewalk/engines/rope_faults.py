@@ -38,6 +38,8 @@ NEEDED: dict[str, tuple[str, ...]] = {
 LISTS = ("short_factor", "long_factor")
 #: config keys of widths, which are integers
 WIDTHS = ("head_dim", "qk_rope_head_dim", "rotary_dim")
+#: the layer types with attention that transformers knows
+LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 BANDS = ("low_freq_factor", "high_freq_factor")
 MAGNITUDES = ("attention_factor", "attn_factor", "mscale", "mscale_all_dim")
 
@@ -269,6 +271,23 @@ def has_one_rope_for_all(config: Config) -> bool:
 def lacks_rope(config: Config) -> bool:
     """Return whether a family whose default rope is scaled has no rope, or an empty one."""
     return family_of(config.get("model_type")).rope_required and not any(all_ropes(config))
+
+
+def without_a_layer_type(config: Config) -> list[str]:
+    """Return the names in `rope_parameters` that have a rope and are those of no layer type."""
+    family = family_of(config.get("model_type"))
+    known = {*LAYER_TYPES, *family.layer_thetas, *(config.get("layer_types") or ())}
+    ropes: Any = config.get("rope_parameters")
+    if not isinstance(ropes, Mapping):
+        return []
+    return [name for name, rope in ropes.items() if isinstance(rope, Mapping) and name not in known]
+
+
+def has_number_as_rope(config: Config) -> bool:
+    """Return whether `rope_parameters` has a number as the rope of a layer type."""
+    ropes: Any = config.get("rope_parameters")
+    named = {*LAYER_TYPES, *(config.get("layer_types") or ())}
+    return isinstance(ropes, Mapping) and any(_is_number(ropes.get(name)) for name in named)
 
 
 def is_float_length(value: Any) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.caches import cached
-from ropewalk.engines.case import ServedLayer
+from ropewalk.engines.case import OUTER_ARCHITECTURES, OUTER_TYPE, ServedLayer
 from ropewalk.engines.conditions import CONDITIONS
 from ropewalk.engines.reading import EngineReading, EngineRule
 from ropewalk.engines.rope_faults import all_ropes, has_three_sections, name_of
@@ -144,6 +144,10 @@ class Release:
     families  the model types whose code was read; of all others nothing is known
     length    whether and how the engine multiplies the served length by a factor
     models    {model type: what the engine's model class reads}, for mlx-lm
+    needs     {model type: keys of the config that its class demands}, for mlx-lm
+    nulls_refused  {key of the config: families whose config class takes no null for it}
+    nulls     keys of a rope whose null the rules are about
+    code      the model types that the engine can load, and what it says of others
     """
 
     engine: str
@@ -158,6 +162,10 @@ class Release:
     not_known: str = "how {title} builds the rope of {model_type}"
     lists: Mapping[str, list[str]] = field(default_factory=dict)
     unread: tuple[Mapping[str, Any], ...] = ()
+    needs: Mapping[str, list[str]] = field(default_factory=dict)
+    nulls: tuple[str, ...] = ()
+    nulls_refused: Mapping[str, list[str]] = field(default_factory=dict)
+    code: Mapping[str, Any] = field(default_factory=dict)
 
     def take(
         self,
@@ -186,6 +194,7 @@ class Release:
                 and row.get("three", has_three_sections(config)) == has_three_sections(config)
                 and ("name" not in row or row["name"] == name_of(config.get("rope_scaling") or {}))
                 and not _has_name(config, row.get("not_names", ()))
+                and ("names" not in row or _has_name(config, row["names"]))
                 and not (row.get("alone") and "model_type_outside" in config)
             )
             row = next(families, {})
@@ -198,19 +207,52 @@ class Release:
                 return f"not known: what {self.title} does with a {reason}", []
             if "as" not in row:
                 return f"refused: {row['says']}", []
+            taken = TAKEN_AS[row["as"]](config)
+            if row.get("fits") and REASONS[reason](taken):  # it is at fault in this reading too
+                taken, other = TAKEN_AS[USUAL[reason]](config), TAKEN_AS[OTHER[reason]](config)
+                if not same(usual(taken), usual(other)):
+                    return f"refused: {row['says']}", []
             notes.append(EngineRule(reason, row["says"], row["source"], self.read))
-            config = TAKEN_AS[row["as"]](config)
+            config = taken
         return config, notes
 
-    def has_no_model(self, case: ServedLayer) -> EngineReading | None:
+    def has_no_model(self, case: ServedLayer, releases: Releases) -> EngineReading | None:
         """Return the reading of an engine that refuses every config of the family, None if it
         does not.
         """
         reading = EngineReading(case, self.read)
+        if (missing := self.cannot_load(case, releases)) is not None:
+            return reading.fail(f"refused: {self.code['says'].format(model_type=missing)}")
         for rule in self.rules:
             if rule.then == "refuse" and rule.is_about_family and rule.matches(reading):
                 return reading.fail(f"refused: {rule.text(reading)}")
         return None
+
+    def loads(self, releases: Releases) -> frozenset[str]:
+        """Return the model types or architectures that the engine can load; empty if that was not
+        read.
+        """
+        other = releases.get(self.code.get("of", ""))
+        base = other.loads(releases) if other is not None else frozenset()
+        return (base - {*self.code.get("without", ())}) | {*self.code.get("names", ())}
+
+    def cannot_load(self, case: ServedLayer, releases: Releases) -> str | None:
+        """Return the model type, or the architecture, of a config that the engine has no code for,
+        None if it has some. Those of the whole config come first; only some engines read the model
+        type of its text model too.
+        """
+        whole = case.config.get(OUTER_TYPE)
+        known = self.loads(releases)
+        if not known:
+            return None
+        if self.code.get("key") == "architectures":
+            names = case.config.get(OUTER_ARCHITECTURES) or case.config.get("architectures")
+            name = names[0] if isinstance(names, list) and names else None
+            return None if name in {None, *known} else str(name)
+        if (outer := whole or case.model_type) and outer not in known:
+            return outer
+        inside = case.model_type if self.code.get("parts") else None
+        return None if not inside or inside in {*known, *self.code.get("inside", ())} else inside
 
     @property
     def tree(self) -> str:
@@ -301,7 +343,19 @@ def _release(
         }
         own: dict[str, Any] = {
             key: text[key]
-            for key in ("engine", "title", "version", "read", "length", "scalings", "not_known")
+            for key in (
+                "engine",
+                "title",
+                "version",
+                "read",
+                "length",
+                "scalings",
+                "not_known",
+                "needs",
+                "nulls",
+                "nulls_refused",
+                "code",
+            )
             if key in text
         }
         families = frozenset(_names(text.get("families", []), lists))
@@ -312,6 +366,8 @@ def _release(
         if base is not None:
             own |= {"rules": _merged(base.rules, rules), "families": base.families | families}
             own["unread"] = (*unread, *base.unread)
+            if base.code:  # a family that is added can be loaded
+                own["code"] = {**base.code, "names": [*base.code["names"], *families]}
             return replace(base, **own, models={**base.models, **models}, lists=lists)
         return Release(
             **own, families=families, rules=tuple(rules), models=models, lists=lists, unread=unread

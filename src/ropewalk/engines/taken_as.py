@@ -38,6 +38,7 @@ from ropewalk.engines.rope_faults import (
     with_numbers,
     with_ropes,
     without,
+    without_a_layer_type,
 )
 
 #: the rope that transformers' class of a family has if the config has none
@@ -195,6 +196,15 @@ def _fitting_lists(config: Config) -> Config:
     )
 
 
+def _lists_of_numbers(rope: Config, pairs: int) -> Config:
+    """Return a rope whose long factors, if they are one number, are that number for every pair, in
+    both lists.
+    """
+    factor: Any = rope.get("long_factor")
+    factors = [factor] * pairs if isinstance(factor, int | float) else factor
+    return {**rope, **dict.fromkeys(LISTS, factors)} if factor is not None else rope
+
+
 def _with_sections(config: Config, fit: Callable[[list[int], int], list[int]] | None) -> Config:
     """Return the config with sections that add up to the pairs that rotate: those of `fit`, or a
     third of the pairs for each axis.
@@ -305,6 +315,10 @@ def _by_layer_type(config: Config) -> Config:
 
 #: what an engine may take such a config for: another config, which `from_hf` reads
 TAKEN_AS: dict[str, Callable[[Config], Config]] = {
+    "ropes of layer types alone": lambda config: {
+        **config,
+        "rope_parameters": without(*without_a_layer_type(config))(config["rope_parameters"]),
+    },
     "no rope that is no object": lambda config: without(*no_objects(config))(config),
     "linear by 7 instead of no object": lambda config: {
         **config,
@@ -316,6 +330,10 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     },
     "integer lengths": lambda config: {
         key: number_in(value) if key in LENGTH_KEYS else value for key, value in config.items()
+    },
+    "an eighth of the served length": lambda config: {
+        key: int(number_in(value) / 8) if key in LENGTH_KEYS and is_numeric_text(value) else value
+        for key, value in config.items()
     },
     "numbers in the rope": lambda config: with_ropes(
         config, lambda rope: {**rope, **{key: NUMBERS[key] for key in no_numbers(rope)}}
@@ -367,6 +385,15 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
         lambda rope: {**rope, "low_freq_factor": rope["high_freq_factor"]},
     ),
     "fitting lists": _fitting_lists,
+    "the long factors for both": lambda config: with_ropes(
+        config,
+        lambda rope: (
+            {**rope, "short_factor": rope["long_factor"]} if "long_factor" in rope else rope
+        ),
+    ),
+    "the number for every pair": lambda config: with_ropes(
+        config, lambda rope: _lists_of_numbers(rope, pairs_of(config))
+    ),
     "no sections": lambda config: with_ropes(
         config,
         lambda rope: {

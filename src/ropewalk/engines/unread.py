@@ -25,6 +25,7 @@ from ropewalk.engines.rope_faults import (
     has_no_factor_list,
     has_no_name,
     has_null_needed,
+    has_number_as_rope,
     has_one_rope_for_all,
     has_two_ropes,
     has_unknown_name,
@@ -45,6 +46,7 @@ from ropewalk.engines.rope_faults import (
     no_numbers,
     no_objects,
     unknown_keys,
+    without_a_layer_type,
 )
 from ropewalk.engines.taken_as import (
     PLACEHOLDERS,
@@ -52,8 +54,12 @@ from ropewalk.engines.taken_as import (
     with_placeholders,
 )
 
+#: a reason that is one even if `from_hf` reads the config, for which every name is a layer type
+NO_LAYER_TYPE = "rope under the name of no layer type"
 #: why `from_hf` refuses a config that engines may read
 REASONS: dict[str, Callable[[Config], bool]] = {
+    NO_LAYER_TYPE: lambda config: bool(without_a_layer_type(config)),
+    "number as the rope of a layer type": has_number_as_rope,
     "empty rope that is no object": lambda config: any(
         not config[key] for key in no_objects(config)
     ),
@@ -174,6 +180,8 @@ REASONS: dict[str, Callable[[Config], bool]] = {
 #: {reason: the name in TAKEN_AS by which the config is read to find its layer types and lengths,
 #: whatever engines do}
 USUAL = {
+    NO_LAYER_TYPE: "ropes of layer types alone",
+    "number as the rope of a layer type": "no rope_parameters",
     "empty rope that is no object": "no rope that is no object",
     "rope that is no object": "no rope that is no object",
     "width that is no integer": "integer widths",
@@ -221,6 +229,8 @@ USUAL = {
 #: {reason: a second name in TAKEN_AS, which puts another value in the place of the faulty one}; an
 #: engine that computes the same from both configs does not read the value
 OTHER = {
+    "text instead of a served length": "an eighth of the served length",
+    "empty rope that is no object": "linear by 7 instead of no object",
     "rope that is no object": "linear by 7 instead of no object",
     "something else than a number in the rope": "linear by 7",
     "something else than a number as theta": "theta 100,000",

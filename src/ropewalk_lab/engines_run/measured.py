@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,19 @@ from ropewalk_lab.engines_run.installed import TITLES
 KEYS = {"transformers": "hf"}
 #: the key under which `from_hf` has the layers that are not rotated, if others of their type are
 NO_ROPE = "no_rope"
+#: families whose config may leave out the layer types: every n-th layer has full attention, by this
+#: key or this number
+PERIODS = {
+    "gemma3_text": ("sliding_window_pattern", 6),
+    "gemma3n_text": ("sliding_window_pattern", 5),
+    "gemma4_text": ("sliding_window_pattern", 6),
+    "olmo3": ("sliding_window_pattern", 4),
+    "qwen3_next": ("full_attention_interval", 4),
+    "qwen3_5_text": ("full_attention_interval", 4),
+    "qwen3_5_moe_text": ("full_attention_interval", 4),
+}
+#: such families whose first layer has full attention, and the second has not
+FULL_FIRST = ("modernbert", "modernbert-decoder")
 #: relative difference of two frequencies, or of two magnitudes, that is rounding in float32
 SAME_RADIANS = 2e-5
 SAME_MAGNITUDE = 2e-5
@@ -117,11 +130,13 @@ def specs_of(config: Mapping[str, Any]) -> dict[str, RopeSpec | None] | RopeErro
 
 
 def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str, int]:
-    """Return {layer type: index of its first layer}."""
+    """Return {layer type: index of its first layer}, without a type that no layer has."""
     text = config_file.text_part(config_file.load(dict(config)))
     declared = text.get("layer_types")
     rotates = text.get("no_rope_layers")
     attending = text.get("attn_layer_indices")  # the others are Mamba layers
+    if attending is None and isinstance(kinds := text.get("layers_block_type"), list):
+        attending = [index for index, kind in enumerate(kinds) if kind in ("attention", "hybrid")]
     first_layers = {}
     for name in layer_types:
         if name == NO_ROPE:
@@ -135,11 +150,23 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
             if rotates and not declared:
                 first = next((index for index, is_rotated in enumerate(rotates) if is_rotated), 0)
             first_layers[name] = declared.index(name) if declared and name in declared else first
+    if not declared and text.get("model_type") in FULL_FIRST and "sliding_attention" in layer_types:
+        first_layers["sliding_attention"] = 1
+    if not declared and text.get("model_type") in PERIODS and "full_attention" in first_layers:
+        key, default = PERIODS[text["model_type"]]
+        period = text.get(key) or default
+        layers = text.get("num_hidden_layers") or period
+        if period <= layers:
+            first_layers["full_attention"] = period - 1
+        else:
+            del first_layers["full_attention"]
     return first_layers
 
 
 def cells(
-    output: Mapping[str, Any], by_id: Mapping[str, ServedConfig]
+    output: Mapping[str, Any],
+    by_id: Mapping[str, ServedConfig],
+    types: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[tuple[ServedConfig, str, dict[str, Any] | str | None]]:
     """Yield (row, layer type, what a runner found for the first layer of that type): its rope, None
     if the layer does not rotate or does not exist, or the first line of the runner's error.
@@ -147,6 +174,8 @@ def cells(
     output  what a runner wrote. A result lists each different rope once in "ropes"; its "layers"
             has an entry for each layer, the index of its rope in that list, or None
     by_id   the rows by their id; results of other rows are left out
+    types   {id: the layer types of its row}; None: those of `from_hf`, and full_attention for a row
+            that it refuses and for one without any
     """
     for result in output["results"]:
         row = by_id.get(
@@ -154,9 +183,12 @@ def cells(
         )
         if row is None:
             continue
-        specs = specs_of(row.config)
-        types = ["full_attention"] if isinstance(specs, RopeError) else list(specs)
-        for layer_type, layer in layer_of_type(row.config, types).items():
+        if types is None:
+            specs = specs_of(row.config)
+            names = [] if isinstance(specs, RopeError) else list(specs)
+        else:
+            names = list(types[row.id])
+        for layer_type, layer in layer_of_type(row.config, names or ["full_attention"]).items():
             if "error" in result:
                 yield row, layer_type, result["error"].split("\n")[0][:160]
             else:

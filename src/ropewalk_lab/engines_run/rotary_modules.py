@@ -72,7 +72,9 @@ def _passed_tables(model: torch.nn.Module, length: int) -> list[dict[str, Any] |
     all but some CPUs). So the model's own forward runs, on zeros, and what reaches each attention
     is read.
     """
-    for module in model.modules():
+    for name, module in model.named_modules():
+        if "vis" in name:  # an image tower
+            continue
         layers: Any = getattr(module, "layers", None)
         attention: Any = getattr(layers[0], "self_attn", None) if layers else None
         if type(attention).__module__.startswith("transformers."):

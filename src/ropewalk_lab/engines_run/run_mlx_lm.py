@@ -86,7 +86,8 @@ def _matrix(rope: Any, size: int, length: int) -> np.ndarray:
     A rope that computes its base from the length of the call is called with the whole sequence,
     whose second token is read.
     """
-    if "Dynamic" not in type(rope).__name__:
+    # an alpha stretches every sequence alike, and its rope keeps no length
+    if "Dynamic" not in type(rope).__name__ or not hasattr(rope, "max_position_embeddings"):
         # [batch, heads, tokens, size]
         return np.array(rope(mx.eye(size)[None, :, None, :], offset=1)[0, :, 0]).T
     # a call takes seconds for a long sequence, and a model may have 64 layers that are alike

@@ -15,7 +15,7 @@ from typing import Any
 import probe
 import torch
 import transformers
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 #: how functions that rotate are named in the modeling files
 ROTATES = ("apply_rotary", "apply_multimodal_rotary")
@@ -30,7 +30,10 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
     config = AutoConfig.for_model(**row["config"]).get_text_config()
     config._attn_implementation = "eager"
     torch.manual_seed(0)
-    model = AutoModel.from_config(config).eval()
+    try:
+        model = AutoModel.from_config(config).eval()
+    except ValueError:  # a text model without a class for its hidden states alone
+        model = AutoModelForCausalLM.from_config(config).eval()
     layers = next(
         module for name, module in model.named_modules() if name.split(".")[-1] in ("layers", "h")
     )
