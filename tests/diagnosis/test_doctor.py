@@ -517,6 +517,7 @@ def test_defaults_of_every_class_of_transformers_need_no_change():
     assert heavy == {
         **{name: ["published_theta_lost"] for name in lost},
         "minimax_m2": ["published_fraction_differs"],
+        "mllama": ["published_scaling_lost"],
         "mllama_text_model": ["published_scaling_lost"],
         "glm4": ["served_length_raised"],
         "mixtral": ["served_length_raised"],
@@ -778,3 +779,97 @@ def test_a_long_text_that_is_no_json_is_refused_without_long_searches(tmp_path, 
     path.write_text('{"a": "' + part * 300_000 if part == '\\"' else "{" + part * 300_000)
     with pytest.raises(rw.RopeError, match="JSON"):
         rw.doctor(path)
+
+
+PLAIN = {**LLAMA, "max_position_embeddings": 32768, "rope_theta": 500000.0}
+TO_YARN = {"factor": 4.0, "original_max_position_embeddings": 8192}
+BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("names", "rest", "kept"),
+    [
+        ({"type": "yarn", "rope_type": "default"}, TO_YARN, "yarn"),
+        ({"type": "default", "rope_type": "yarn"}, TO_YARN, "yarn"),
+        ({"type": "linear", "rope_type": "default"}, {"factor": 4.0}, "linear"),
+        ({"type": "llama3", "rope_type": "yarn"}, {**TO_YARN, **BANDS}, "llama3"),
+        ({"type": "linear", "rope_type": "yarn"}, TO_YARN, "yarn"),
+        ({"type": "yarn", "rope_type": "default"}, {}, "default"),
+        # both have the one key: transformers reads rope_type
+        ({"type": "dynamic", "rope_type": "linear"}, {"factor": 4.0}, "linear"),
+    ],
+)
+def test_of_two_types_the_one_stays_whose_keys_are_there(names, rest, kept):
+    found = rw.doctor({**PLAIN, "rope_scaling": {**names, **rest}})
+    assert found.findings[0].id == "rope_type_contradicts_type"
+    rope = found.corrected["rope_scaling"]
+    assert {rope.get("rope_type"), rope.get("type")} == {kept, None}
+    assert {key: rope[key] for key in rest} == rest
+
+
+SECTIONS = {"mrope_section": [16, 24, 24]}
+WITH_IMAGES = {
+    "model_type": "qwen2_vl_text",
+    "hidden_size": 1536,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 20,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1e6,
+    "rope_scaling": {"type": "mrope", **SECTIONS},
+}
+
+
+@pytest.mark.parametrize(
+    ("root", "text", "meant"),
+    [
+        ({"type": "yarn", **TO_YARN}, {}, {"type": "yarn", **SECTIONS, **TO_YARN}),
+        ({"type": "yarn", **TO_YARN, "mrope_section": [24, 20, 20]}, {}, None),
+        ({"type": "yarn", **TO_YARN}, {"type": "yarn", **TO_YARN, "factor": 8.0}, None),
+    ],
+)
+def test_a_scaling_beside_the_text_part_is_moved_into_it_if_nothing_contradicts(root, text, meant):
+    part = {**WITH_IMAGES, "rope_scaling": {**WITH_IMAGES["rope_scaling"], **text}}
+    found = rw.doctor({"model_type": "qwen2_vl", "text_config": part, "rope_scaling": root})
+    assert found.findings[0].id == "scaling_beside_text_part"
+    if meant is None:
+        assert found.corrected is None
+    else:
+        assert found.corrected["text_config"]["rope_scaling"] == meant
+        assert "rope_scaling" not in found.corrected
+
+
+def test_a_scaling_that_the_text_part_has_too_is_right():
+    part = {**WITH_IMAGES, "rope_scaling": {"type": "yarn", **SECTIONS, **TO_YARN}}
+    root = {"model_type": "qwen2_vl", "text_config": part, "rope_scaling": dict(TO_YARN)}
+    root["rope_scaling"] |= {"rope_type": "yarn"}
+    assert [each.id for each in rw.doctor(root).findings if each.severity != "note"] == []
+
+
+def test_two_values_of_one_key_are_not_overwritten_for_another_release():
+    """transformers 4 computed with the theta outside, transformers 5 with the one inside."""
+    new = {"rope_type": "yarn", **TO_YARN, "rope_theta": 1e6}
+    config = {**PLAIN, "transformers_version": "4.45.0", "rope_parameters": new}
+    found = rw.doctor(config)
+    assert [each.id for each in found.findings if each.severity == "error"] == ["theta_twice"]
+    assert found.findings[0].cause == "rope_theta is 1,000,000 inside the rope and 500,000 outside"
+    assert found.corrected is None
+
+
+@pytest.mark.parametrize(("own_code", "told"), [({}, False), ({"auto_map": {}}, True)])
+def test_a_family_that_came_with_transformers_5_has_its_form_in_every_file(own_code, told):
+    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
+    sizes = {"hidden_size": 2048, "num_attention_heads": 8, "head_dim": 256}
+    config = {"model_type": "qwen3_5_text", **sizes, "num_hidden_layers": 24, **own_code}
+    config |= {"transformers_version": "4.57.0.dev0", "rope_parameters": rope}
+    found = {each.id for each in rw.doctor(config).findings}
+    assert ("v5_keys_in_v4_file" in found) is told
+
+
+@pytest.mark.parametrize(
+    "names", [{"rope_type": "dynamic"}, {"rope_type": "dynamic", "type": "dynamic"}]
+)
+def test_code_that_counts_the_fields_gets_the_two_that_it_reads(names):
+    config = {**PLAIN, "model_type": "internlm2", "rope_scaling": {**names, "factor": 2.0}}
+    found = rw.doctor(config)
+    assert found.findings[0].id == "scaling_fields_refused"
+    assert found.corrected["rope_scaling"] == {"type": "dynamic", "factor": 2.0}

@@ -183,7 +183,20 @@ def _look(case: Examination) -> list[_Found]:
         repaired += new
         if not new:
             break
-    return [*repaired, *(each for each in found if not each.repaired)]
+    return [*_lasting(repaired), *(each for each in found if not each.repaired)]
+
+
+def _lasting(repaired: list[_Found]) -> list[_Found]:
+    """Return the repairs without the extensions of a scaling that a later one replaced whole: what
+    they say of its factor is not so in the end.
+    """
+    whole = [index for index, each in enumerate(repaired) if "whole" in each.facts]
+    last = max(whole, default=0)
+    return [
+        each
+        for index, each in enumerate(repaired)
+        if index >= last or each.row.repair not in EXTENSIONS
+    ]
 
 
 def _absent(facts: Facts) -> bool:

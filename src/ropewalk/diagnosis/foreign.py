@@ -103,7 +103,8 @@ def arguments_in_config(case: Examination, row: Mistake) -> Facts | None:
             block = block.get("text_config", block) if isinstance(block, dict) else {}
             if isinstance(block, dict) and (new := {k: block[k] for k in block if k in wanted}):
                 facts = {"key": key, "value": ", ".join(new), "new": new, "name": key}
-                return {**facts, "place": holder}
+                # what the arguments say takes the place of what the config has
+                return {**facts, "place": holder, "follows": tuple(new)}
     return None
 
 

@@ -13,6 +13,7 @@ from ropewalk.diagnosis.published import (
     published_default,
     published_trained_length,
     rows_of,
+    rows_of_any_length,
 )
 from ropewalk.diagnosis.spelling import at
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
@@ -339,11 +340,19 @@ def _readable(case: Examination) -> bool:
 
 @finder
 def served_length_lowered(case: Examination, row: Mistake) -> Facts | None:
-    """Find a length in use beyond the served one, which is below what the model was published with."""
+    """Find a length in use beyond the served one, which is below what the model was published with;
+    a row with scalings in `keys` is for a served length that is the trained one.
+    """
     native, served = native_length(case), case.served
-    if native is None or served is None or case.length is None:
+    if native is None or served is None:
         return None
-    if not served < case.length <= native * (1 + SAME_LENGTH):
+    if row.keys:
+        if case.rope_type not in row.keys or not case.trained == served < native:
+            return None
+        # another release of these sizes serves this length
+        if any(served in each["lengths"] for each in rows_of_any_length(case)):
+            return None
+    elif case.length is None or not served < case.length <= native * (1 + SAME_LENGTH):
         return None
     facts = {"key": length_key(case), "value": served, "new": native, "length": case.length}
     facts |= {"model": rows_of(case)[0]["name"], "holder": case.text, "name": length_key(case)}

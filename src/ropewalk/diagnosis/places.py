@@ -17,6 +17,7 @@ from ropewalk.diagnosis.case import (
     Facts,
     layers_of,
     positive,
+    read_type,
     specs_of,
     type_of,
     whole,
@@ -28,7 +29,7 @@ from ropewalk.diagnosis.published import (
     published_trained_length,
     rows_of,
 )
-from ropewalk.diagnosis.spelling import LIKENESS, nearest
+from ropewalk.diagnosis.spelling import LIKENESS, TYPE_KEYS, nearest
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
 THETA = "rope_theta"
@@ -239,7 +240,8 @@ def llama3_without_theta(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def release_differs(case: Examination, row: Mistake) -> Facts | None:
     """Find keys of transformers 5 in a file of transformers 4, or the reverse; `keys` has the major
-    number of the release that wrote the file.
+    number of the release that wrote the file, and `names` the model types that came with
+    transformers 5.
     """
     version = case.root.get("transformers_version")
     if not isinstance(version, str) or version.split(".")[0] != row.keys[0]:
@@ -248,6 +250,12 @@ def release_differs(case: Examination, row: Mistake) -> Facts | None:
     if row.keys[0] == "4":
         flat = v5 is not None and not layers_of(v5)
         if v5 is None or v4 is not None:
+            return None
+        names = {key: case.family.renamed.get(key, key) for key in (THETA, FRACTION)}
+        if flat and any(case.text.get(n) not in (None, v5.get(k)) for k, n in names.items()):
+            return None  # two values, of which transformers 4 reads the other
+        # transformers 4 has no class of the family, and no code comes with the file
+        if case.model_type in row.names and "auto_map" not in case.root:
             return None
         return {"key": "rope_parameters", "value": version, "fixable": flat}
     if v5 is not None or (v4 is None and case.text.get(THETA) is None):
@@ -429,6 +437,39 @@ def move_to_text_part(case: Examination, row: Mistake, facts: Facts) -> None:
 
 
 @finder
+def scaling_beside_text_part(case: Examination, row: Mistake) -> Facts | None:
+    """Find a scaling of the whole model that the rope of its text part does not have."""
+    if case.text is case.root or not any(_objects(case)):
+        return None
+    rope = case.flat()
+    for key in OBJECT_KEYS:
+        outer = case.root.get(key)
+        if not isinstance(outer, dict) or read_type(case, outer) in (None, "default"):
+            continue
+        values = {k: v for k, v in outer.items() if k not in TYPE_KEYS and v is not None}
+        inner = {k: v for k, v in (rope or {}).items() if k not in TYPE_KEYS}
+        fits = all(inner.get(k) in (None, v) for k, v in values.items())
+        kind = "a rope for each layer type" if rope is None else type_of(rope) or "default"
+        same = rope is not None and read_type(case, rope) == read_type(case, outer)
+        if same and fits and values.keys() - {THETA} <= inner.keys():
+            continue
+        facts = {"key": key, "value": type_of(outer), "inside": kind, "rope": rope, "name": key}
+        # one scaling: the sections and the theta of the text part stay
+        fixable = fits and rope is not None and (same or _is_default(rope) or kind == "mrope")
+        types = {k: outer[k] for k in TYPE_KEYS if outer.get(k) is not None}
+        return {**facts, "new": {**types, **inner, **values}, "fixable": fixable}
+    return None
+
+
+@repair
+def merge_into_text_part(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Move a scaling of the whole model into the rope of its text part."""
+    del case.root[facts["name"]]
+    facts["rope"].clear()
+    facts["rope"].update(facts["new"])
+
+
+@finder
 def text_part_without_model(case: Examination, row: Mistake) -> Facts | None:
     """Find a text part without sizes in a config that has them itself: it is a text model."""
     part = next((key for key in TEXT_PARTS if case.root.get(key) is case.text), None)
@@ -468,7 +509,8 @@ def scaling_outside(case: Examination, row: Mistake) -> Facts | None:
     if len(given) < (2 if rope is None else 1):
         return None
     inner = TRAINED_LENGTH_KEY in keys.keys_of(keys.rope_types()[kind])
-    if rope is None and inner and TRAINED_LENGTH_KEY not in case.family.defaults:
+    absent = rope is None or rope.get(TRAINED_LENGTH_KEY) is None
+    if absent and inner and TRAINED_LENGTH_KEY not in case.family.defaults:
         given += [TRAINED_LENGTH_KEY] if whole(case.text.get(TRAINED_LENGTH_KEY)) else []
     return {"key": ", ".join(given), "value": kind, "new": given, "rope": rope}
 
@@ -718,6 +760,40 @@ def trained_length_inside(case: Examination, row: Mistake) -> Facts | None:
 
 
 @finder
+def trained_length_outside(case: Examination, row: Mistake) -> Facts | None:
+    """Find a trained length outside rope_scaling alone, in a family whose class has no default
+    there; `keys` has the scalings.
+    """
+    rope, outside = case.text.get("rope_scaling"), whole(case.text.get(TRAINED_LENGTH_KEY))
+    if not isinstance(rope, dict) or rope is not case.flat() or outside is None:
+        return None
+    if read_type(case, rope) not in row.keys or TRAINED_LENGTH_KEY in case.family.defaults:
+        return None
+    if rope.get(TRAINED_LENGTH_KEY) is not None:
+        return None
+    facts = {"key": TRAINED_LENGTH_KEY, "value": outside, "new": outside, "type": type_of(rope)}
+    return {**facts, "holder": rope, "name": TRAINED_LENGTH_KEY}
+
+
+@finder
+def two_fields(case: Examination, row: Mistake) -> Facts | None:
+    """Find a scaling of more or other fields than `keys` in a model whose own code refuses them;
+    `names` has the model types.
+    """
+    rope = case.text.get("rope_scaling")
+    if case.model_type not in row.names or not isinstance(rope, dict) or not rope:
+        return None
+    kind, more = type_of(rope), [key for key in rope if key not in row.keys]
+    if not more or not isinstance(kind, str):
+        return None
+    facts = {"key": ", ".join(more), "value": kind, "model": case.model_type, "holder": rope}
+    rest = {"type": kind, **{key: rope[key] for key in row.keys[1:] if key in rope}}
+    fixable = more == ["rope_type"] and rest.keys() == {*row.keys}
+    facts |= {"holder": case.text, "name": "rope_scaling", "new": rest}
+    return {**facts, "fixable": fixable and kind in ("linear", "dynamic")}
+
+
+@finder
 def trained_length_twice(case: Examination, row: Mistake) -> Facts | None:
     """Find a trained length outside the rope that differs from the one inside."""
     rope = case.flat()
@@ -754,7 +830,8 @@ def theta_null(case: Examination, row: Mistake) -> Facts | None:
     for place, holder in case.places():
         if THETA in holder and holder[THETA] is None:
             known = published_theta(case)
-            new = min(known) if len(known) == 1 else None
+            given = case.get(case.family.renamed.get(THETA, THETA)) or case.get(THETA)
+            new = positive(given) or (min(known) if len(known) == 1 else None)
             key = f"{place}.{THETA}" if place else THETA
             facts = {"key": key, "value": None, "new": new, "fixable": new is not None}
             return {**facts, "holder": holder, "name": THETA}

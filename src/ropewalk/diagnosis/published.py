@@ -61,7 +61,7 @@ def rows_of_any_length(case: Examination) -> list[dict[str, Any]]:
         for name, names in IDENTITY.items()
     }
     # a language model inside another model may have been trained anew
-    inside = text is not case.root and not str(case.model_type).endswith("_text")
+    inside = text is not case.root and "text" not in str(case.model_type).split("_")
     if None in (sizes["hidden_size"], sizes["layers"]):
         return []
     return [

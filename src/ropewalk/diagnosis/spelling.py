@@ -215,6 +215,23 @@ def length_as_float(case: Examination, row: Mistake) -> Facts | None:
     return None
 
 
+def _has_keys_of(rope: dict[str, Any], kind: str, other: str) -> bool:
+    """Return whether an object has keys that only one scaling reads, and none that only the other
+    reads.
+    """
+    types = keys.rope_types()
+    if kind not in types:
+        return False
+    # a factor of 1 changes nothing
+    given = {
+        key for key, value in rope.items() if value is not None and (key, value) != ("factor", 1)
+    }
+    own, others = (
+        given & keys.keys_of(types[n]).keys() if n in types else set() for n in (kind, other)
+    )
+    return bool(own - others) and not others - own
+
+
 @finder
 def type_contradicts(case: Examination, row: Mistake) -> Facts | None:
     """Find `type` beside another `rope_type`."""
@@ -223,10 +240,7 @@ def type_contradicts(case: Examination, row: Mistake) -> Facts | None:
         if isinstance(new, str) and isinstance(old, str):
             same = {**keys.ROPE_TYPE_ALIASES, **case.family.renamed}
             if same.get(new, new) != same.get(old, old):
-                # a factor for a longer served length belongs to the one that scales
-                reach, served = case.trained, case.served
-                scaled = "factor" in rope and bool(reach and served and served > reach)
-                key = "rope_type" if new == "default" and scaled else "type"
+                key = "rope_type" if _has_keys_of(rope, same.get(old, old), new) else "type"
                 facts = {
                     "key": at(place, key),
                     "value": rope[key],
@@ -326,7 +340,11 @@ def type_unknown(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def only_type(case: Examination, row: Mistake) -> Facts | None:
-    """Find the older key `type` without `rope_type`."""
+    """Find the older key `type` without `rope_type`, in a model that reads both; `names` has the
+    model types whose own code reads `type` alone.
+    """
+    if case.model_type in row.names:
+        return None
     for place, rope in case.ropes():
         if rope.get("type") is not None and rope.get("rope_type") is None:
             return {"key": at(place, "type"), "value": rope["type"]}
