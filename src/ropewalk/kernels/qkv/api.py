@@ -101,7 +101,8 @@ def _why_not(
     if not rows.numel():
         return "there are no tokens"
     tile = pick_qkv_tile(
-        *rows.shape,
+        len(rows),
+        rows.shape[1],
         heads,
         call.spec.head_dim,
         norm=False,
