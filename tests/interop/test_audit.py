@@ -584,6 +584,14 @@ def test_a_model_type_that_an_engine_has_no_code_for_is_refused(name):
     assert has_no_model == (name != "internlm2")
 
 
+def test_what_a_checkpoints_own_code_computes_is_not_known():
+    own_code = {"auto_map": {"AutoModelForCausalLM": "modeling_new.NewForCausalLM"}}
+    found = audit({**MINIMIND, "model_type": "new", **own_code})
+    for engine in ("hf", "vllm", "sglang"):
+        assert found.of(engine)[0].problem.startswith("not known: ")
+    assert found.of("mlx-lm")[0].problem.startswith("refused: ")
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_result_is_plain_data_and_the_config_is_left_alone(name):
     config = copy.deepcopy(CONFIGS[name])

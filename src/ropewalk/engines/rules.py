@@ -222,7 +222,10 @@ class Release:
         """
         reading = EngineReading(case, self.read)
         if (missing := self.cannot_load(case, releases)) is not None:
-            return reading.fail(f"refused: {self.code['says'].format(model_type=missing)}")
+            # a checkpoint with code of its own runs that code, if the user allows it
+            own_code = self.code.get("remote") and case.config.get("auto_map")
+            kind = "not known" if own_code else "refused"
+            return reading.fail(f"{kind}: {self.code['says'].format(model_type=missing)}")
         for rule in self.rules:
             if rule.then == "refuse" and rule.is_about_family and rule.matches(reading):
                 return reading.fail(f"refused: {rule.text(reading)}")
@@ -246,7 +249,8 @@ class Release:
         if not known:
             return None
         if self.code.get("key") == "architectures":
-            names = case.config.get(OUTER_ARCHITECTURES) or case.config.get("architectures")
+            # llama.cpp's converter takes the architecture of the text model, if it names one
+            names = case.config.get("architectures") or case.config.get(OUTER_ARCHITECTURES)
             name = names[0] if isinstance(names, list) and names else None
             return None if name in {None, *known} else str(name)
         if (outer := whole or case.model_type) and outer not in known:
