@@ -242,7 +242,12 @@ def _published(row: Mapping[str, Any]) -> dict[str, Any]:
         "intermediate_size": row.get("intermediate_size"),
         "use_parallel_residual": row.get("use_parallel_residual"),
     }
-    if family_of(model_type).latent:
+    family = family_of(model_type)
+    if family.sections and "scaling" not in row:
+        config["rope_scaling"] = {"rope_type": "default", "mrope_section": list(family.sections)}
+        if family.axis_order == "interleaved":
+            config["rope_scaling"]["mrope_interleaved"] = True
+    if family.latent:
         config["qk_rope_head_dim"] = row.get("head_dim", 64)
     else:
         config["head_dim"] = row.get("head_dim")
