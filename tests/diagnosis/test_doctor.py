@@ -873,3 +873,55 @@ def test_code_that_counts_the_fields_gets_the_two_that_it_reads(names):
     found = rw.doctor(config)
     assert found.findings[0].id == "scaling_fields_refused"
     assert found.corrected["rope_scaling"] == {"type": "dynamic", "factor": 2.0}
+
+
+PHI3 = {"model_type": "phi3", "hidden_size": 3072, "num_attention_heads": 32}
+PHI3 |= {"num_key_value_heads": 32, "num_hidden_layers": 32, "vocab_size": 32064}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "fraction"),
+    [
+        (PHI3, 32, None),  # Phi-3-mini, whose heads rotate whole: the lists were cut
+        ({**PHI3, "num_hidden_layers": 7}, 40, None),  # no part of 48 pairs that a model has
+        ({**PHI3, "num_hidden_layers": 7}, 36, 0.75),
+    ],
+)
+def test_short_lists_are_a_part_of_the_head_only_if_a_model_can_have_it(sizes, count, fraction):
+    lists = {"short_factor": [1.0] * count, "long_factor": [2.0] * count}
+    lengths = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
+    found = rw.doctor({**sizes, **lengths, "rope_scaling": {"rope_type": "longrope", **lists}})
+    assert (found.corrected or {}).get("partial_rotary_factor") == fraction
+    assert found.exit_status == 4
+
+
+def test_a_length_times_the_published_linear_factor_again_is_the_length_that_is_wrong():
+    sizes = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32}
+    sizes |= {"num_key_value_heads": 32, "num_hidden_layers": 32, "vocab_size": 32256}
+    right = {**sizes, "rope_theta": 100000, "max_position_embeddings": 16384}
+    right |= {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    found = rw.doctor({**right, "max_position_embeddings": 65536})
+    assert found.findings[0].id == "length_multiplied_twice"
+    assert found.corrected == right
+
+
+def test_of_two_thetas_neither_is_taken_if_another_was_published():
+    """Apertus-8B has 12,000,000."""
+    sizes = {"model_type": "apertus", "hidden_size": 4096, "num_attention_heads": 32}
+    sizes |= {"num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 131072}
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope |= {"original_max_position_embeddings": 8192, "rope_theta": 10000.0}
+    sizes |= {"max_position_embeddings": 65536, "rope_parameters": rope}
+    found = rw.doctor({**sizes, "rope_theta": 500000.0})
+    corrected = found.corrected or sizes
+    assert corrected["rope_parameters"]["rope_theta"] != 500000.0
+
+
+def test_a_raised_length_is_told_though_a_release_with_a_larger_theta_has_a_longer_one():
+    """Qwen3-30B-A3B serves 40,960 with theta 1e6, its release 2507 262,144 with 1e7."""
+    config = {"model_type": "qwen3_moe", "hidden_size": 2048, "num_attention_heads": 32}
+    config |= {"num_key_value_heads": 4, "num_hidden_layers": 48, "vocab_size": 151936}
+    config |= {"head_dim": 128, "max_position_embeddings": 131072}
+    assert [each.id for each in rw.doctor({**config, "rope_theta": 1e6}).findings] == [
+        "served_length_raised"
+    ]

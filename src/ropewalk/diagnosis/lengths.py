@@ -105,9 +105,15 @@ def swap_lengths(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def multiplied_twice(case: Examination, row: Mistake) -> Facts | None:
-    """Find a served length that is the trained one times the square of YaRN's factor."""
+    """Find a served length that is the trained one times the square of the factor of YaRN, or of
+    linear where the trained length is a published one.
+    """
     trained, served, factor = case.trained, case.served, case.factor
-    if case.rope_type != "yarn" or not trained or not served or not factor or factor <= 1:
+    if case.rope_type == "linear":
+        trained = published_trained_length(case)
+    if case.rope_type not in ("yarn", "linear") or not trained or not served or not factor:
+        return None
+    if factor <= 1:
         return None
     if not math.isclose(served, trained * factor**2, rel_tol=SAME_LENGTH):
         return None
@@ -146,6 +152,7 @@ def factor_too_small(case: Examination, row: Mistake) -> Facts | None:
     # length wrong
     tens = any(math.isclose(ratio, factor * 10**power) for power in (1, 2))
     known = any("scaling" in each for each in rows_of(case))
+    stated = any(each.get("scaling", {}).get("factor") == factor for each in rows_of(case))
     decided = factor == 1 or tens or (known and published_trained_length(case) == trained)
     return {
         "key": "factor",
@@ -160,6 +167,7 @@ def factor_too_small(case: Examination, row: Mistake) -> Facts | None:
         "fixable": rope is not None
         and ratio.is_integer()
         and decided
+        and not stated  # the length is wrong, not the factor
         and published_trained_length(case) in (None, trained),
     }
 

@@ -148,7 +148,8 @@ def theta_twice(case: Examination, row: Mistake) -> Facts | None:
     usual = {10_000.0, case.family.default(THETA)}
     known = published_theta(case)
     meant = [each for each in (inside, outside) if each in known]
-    meant = meant or [each for each in (inside, outside) if each not in usual]
+    if not known:
+        meant = [each for each in (inside, outside) if each not in usual]
     new = meant[0] if len(meant) == 1 else None
     return {
         "key": THETA,

@@ -138,8 +138,8 @@ def published_default(case: Examination) -> bool:
     """
     theta = _theta(case)
     rows = [row for row in rows_of(case) if theta in row["theta"]]
-    # a theta of a release for long texts may have been chosen for longer ones
-    if theta != LOST_THETA and any(theta not in row["theta"] for row in rows_of_any_length(case)):
+    # a theta above that of another release may have been chosen for longer texts
+    if theta is None or any(theta > max(row["theta"]) for row in rows_of_any_length(case)):
         return False
     return bool(rows) and all("scaling" not in row for row in rows)
 

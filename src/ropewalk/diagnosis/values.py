@@ -280,7 +280,11 @@ def halve_lists(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def fraction_lost(case: Examination, row: Mistake) -> Facts | None:
-    """Find lists for fewer pairs than the head has, in a family whose heads rotate in part."""
+    """Find lists for fewer pairs than the head has, in a family whose heads rotate in part.
+
+    Shorter lists can also be lists that were cut: the part must be the published one, or, in sizes
+    that nobody published, a multiple of a quarter.
+    """
     width, given = case.head_dim, case.get("partial_rotary_factor")
     if not case.family.reads_partial:
         return None
@@ -293,6 +297,8 @@ def fraction_lost(case: Examination, row: Mistake) -> Facts | None:
             continue
         if lists and width and len(lists[0]) == len(lists[1]) and 2 * len(lists[0]) < width:
             count = len(lists[0])
+            if known != {2 * count} if known else 8 * count % width:
+                continue
             return {
                 "key": at(place, "long_factor"),
                 "value": count,
