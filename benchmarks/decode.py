@@ -58,6 +58,8 @@ OTHERS = {
 PROMPT, NEW = 128, 128
 BATCHES = (1, 16, 32, 64, 128)
 OTHER_BATCHES = (1, 16)
+#: models of OTHERS that have rows by length of context; the last two did not choose any tile
+CONTEXT_OTHERS = ("Llama-3.2-1B", "Qwen2.5-0.5B", "Qwen2.5-1.5B", "TinyLlama-1.1B")
 #: (batch, length of the prompt) for the rows by length of context; the first model also has LARGER
 CONTEXTS = ((1, 128), (1, 4096), (1, 32768))
 LARGER = ((1, 120_000), (16, 128), (16, 4096), (8, 32768), (64, 128), (64, 4096))
@@ -204,7 +206,7 @@ def context_rows() -> Iterator[dict[str, Any]]:
     """
     copy, others = copy_rate(), {"read": read_rate(), "nominal": nominal_rate()}
     configs = {name: DecoderConfig(**sizes) for name, sizes in MODELS.items()}
-    configs["Llama-3.2-1B shape"] = _other_config("Llama-3.2-1B")
+    configs |= {f"{name} shape": _other_config(name) for name in CONTEXT_OTHERS}
     for name, config in configs.items():
         model = _on_gpu(lambda config=config: Decoder(config))
         for batch, length in CONTEXTS + (LARGER if name == next(iter(configs)) else ()):

@@ -160,7 +160,7 @@ def test_the_norm_equals_the_definition(dtype):
 
 
 @dtypes
-@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("splits", [1, 4, 32])
 @pytest.mark.parametrize("window", [None, 30])
 @pytest.mark.parametrize("shared", [1, 3])
 @pytest.mark.parametrize(("early", "num_keys"), [(False, 71), (True, 71), (True, 65), (True, 36)])

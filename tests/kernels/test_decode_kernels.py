@@ -139,11 +139,24 @@ def test_a_tile_has_at_least_one_stage():
 @pytest.mark.parametrize("element_size", [2, 4])
 @pytest.mark.parametrize("dims", [16, 64, 128, 256])
 @pytest.mark.parametrize("shared", SHARED)
-def test_the_tiles_of_attention_fit_into_shared_memory(few, programs, dims, element_size, shared):
-    keys, stages, _ = pick_keys(few, dims, element_size, shared)
+@pytest.mark.parametrize("part", [64, 1023, 1024, 1 << 20])
+def test_the_tiles_of_attention_fit_into_shared_memory(
+    few, programs, dims, element_size, shared, part
+):
+    keys, stages, _ = pick_keys(few, dims, element_size, shared, part)
     tiles = stages * 2 * keys * dims * element_size  # of k and v
     assert programs * tiles <= shared or keys == 16
-    assert keys == 64 or programs * 2 * tiles > shared
+    assert keys >= 64 or programs * 2 * tiles > shared
+
+
+def test_tiles_of_keys_are_large_only_for_few_programs_that_read_several():
+    pick = partial(pick_keys, element_size=2, shared_bytes=SHARED[0])
+    assert pick(True, 64, part=1024) == (256, 3, 4)
+    assert pick(True, 64, part=1023) == (64, 3, 8)
+    assert pick(True, 128, part=512) == (128, 3, 4)
+    assert pick(True, 128, part=511) == (64, 3, 8)
+    assert pick(True, 256, part=1 << 20) == (64, 3, 8)
+    assert pick(False, 64, part=1 << 20)[0] == 64
 
 
 @needs_triton_3_6
@@ -217,8 +230,13 @@ def test_splits_grow_with_the_capacity_and_shrink_with_the_batch():
 
 
 @pytest.mark.usefixtures("_h200")
-def test_no_row_is_divided_among_more_than_16_programs():
-    assert pick_splits(1, 1, 1 << 20, torch.device("cpu")) == 16
+def test_more_than_16_parts_have_at_least_256_keys():
+    device = torch.device("cpu")
+    capacities = (512, 1024, 4096, 8192, 16384, 1 << 20)
+    assert [pick_splits(1, 1, capacity, device) for capacity in capacities] == [
+        8, 16, 16, 32, 64, 64,
+    ]  # fmt: skip
+    assert [pick_splits(1, 4, capacity, device) for capacity in (4096, 8192, 16384)] == [16, 32, 32]
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,15 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from ropewalk.kernels.decode_step import config
 from ropewalk.kernels.decode_step.product import wait
 
 #: log2(e): exponentials are computed as powers of two
 LOG2_E = tl.constexpr(1.4426950408889634)
+#: there are more than FEW_PARTS parts only of at least LARGE_PART keys: adding up more takes longer
+#: than it saves
+FEW_PARTS = tl.constexpr(config.FEW_PARTS)
+LARGE_PART = tl.constexpr(config.LARGE_PART)
 
 
 @triton.jit
@@ -45,9 +50,10 @@ def attend(
     """Write softmax(scale q k^T) v for the GROUP query heads of one row that share a key head.
 
     Keys are those with index first_keys[row] ... num_keys[0] - 1, and at most the latest WINDOW of
-    them (0: all). They are divided among SPLITS programs. Each stores its part; the last to arrive
-    adds them up in the order of the parts, so the result does not depend on which one is last.
-    Names such as k_token are strides: from one token of k to the next.
+    them (0: all). They are divided into at most SPLITS parts, one for each program; a program
+    without a part ends at once. Each of the others stores its part; the last to arrive adds them up
+    in the order of the parts, so the result does not depend on which one is last. Names such as
+    k_token are strides: from one token of k to the next.
 
     With EARLY, only q and the newest key and value come from the previous kernel. The other keys
     are loaded before it ends, and the newest one is added after them.
@@ -63,15 +69,21 @@ def attend(
         wait(PDL)
     # the keys of this program: from begin, in tiles of KEYS; those before `first` and from `stop`
     # on are masked
-    last = tl.load(num_keys)
-    first = tl.load(first_keys + row)
+    last = tl.load(num_keys).to(tl.int32)
+    first = tl.load(first_keys + row).to(tl.int32)
     if WINDOW > 0:
         first = tl.maximum(first, last - WINDOW)
-    per_split = tl.cdiv(tl.cdiv(last, SPLITS), KEYS) * KEYS
-    begin = split * per_split
-    end = tl.minimum(begin + per_split, last)
-    begin = tl.maximum(begin, first // KEYS * KEYS)
-    newest = tl.maximum(last - 1, 0)
+    earliest = first // KEYS * KEYS
+    share = tl.cdiv(last - earliest, SPLITS)
+    if SPLITS > FEW_PARTS:
+        share = tl.maximum(share, tl.minimum(tl.cdiv(last - earliest, FEW_PARTS), LARGE_PART))
+    share = tl.maximum(tl.cdiv(share, KEYS) * KEYS, KEYS)
+    parts = tl.maximum(tl.cdiv(last - earliest, share), 1)
+    if split >= parts:
+        return
+    begin = earliest + split * share
+    end = tl.minimum(begin + share, last)
+    newest = tl.maximum(last - 1, 0).to(tl.int64)
     stop = tl.minimum(end, newest) if EARLY else end
     queries = q + row.to(tl.int64) * q_row + (head * GROUP + member) * q_head + dim
     k += row.to(tl.int64) * k_row + head.to(tl.int64) * k_head
@@ -143,7 +155,7 @@ def attend(
         tl.store(at + 1, total, mask=heads < GROUP)
         # every thread must have stored its part before one of them increments the counter
         tl.debug_barrier()
-        if tl.atomic_add(arrived + row_and_head, 1, sem="acq_rel") < SPLITS - 1:
+        if tl.atomic_add(arrived + row_and_head, 1, sem="acq_rel") < parts - 1:
             return
         # this is the last program: reset the counter for the next launch, then add up the parts
         tl.store(arrived + row_and_head, 0)
@@ -153,20 +165,19 @@ def attend(
         for other in tl.static_range(SPLITS):  # unrolled, so that all loads are under way at once
             place = row_and_head * SPLITS + other
             at = statistics + (place * GROUP + heads) * 2
-            its_highest = tl.load(at, mask=heads < GROUP, other=float("-inf"), cache_modifier=".cg")
-            now_highest = tl.maximum(highest, its_highest)
-            base = tl.where(now_highest == float("-inf"), 0.0, now_highest)
-            shrink, its_shrink = tl.exp2(highest - base), tl.exp2(its_highest - base)
-            total = (
-                total * shrink
-                + tl.load(at + 1, mask=heads < GROUP, other=0.0, cache_modifier=".cg") * its_shrink
-            )
+            there = (heads < GROUP) & (other < parts)
+            its_highest = tl.load(at, mask=there, other=float("-inf"), cache_modifier=".cg")
+            its_total = tl.load(at + 1, mask=there, other=0.0, cache_modifier=".cg")
             part = tl.load(
                 partial + (place * GROUP + member) * HEAD_DIM + dim,
-                mask=inside,
+                mask=inside & (other < parts),
                 other=0.0,
                 cache_modifier=".cg",
             )
+            now_highest = tl.maximum(highest, its_highest)
+            base = tl.where(now_highest == float("-inf"), 0.0, now_highest)
+            shrink, its_shrink = tl.exp2(highest - base), tl.exp2(its_highest - base)
+            total = total * shrink + its_total * its_shrink
             mixed = mixed * shrink[:, None] + part * its_shrink[:, None]
             highest = now_highest
     result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]

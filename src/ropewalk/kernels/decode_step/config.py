@@ -31,6 +31,11 @@ MOST_TERMS, MOST_WEIGHTS = 2048, 64 * 1024
 MOST_HIDDEN = 32768
 #: above MOST_TILE_ROWS rows, the most results of a product that is faster than torch's
 MOST_RESULTS = 128 * 1024
+#: the keys of one row and head are divided into at most MOST_PARTS parts, and into more than
+#: FEW_PARTS only if each has at least LARGE_PART keys
+FEW_PARTS, MOST_PARTS, LARGE_PART = 16, 64, 256
+#: the bytes of the keys in a large tile of `attend`, and the most keys of any tile
+LARGE_KEY_TILE, MOST_KEYS = 32 << 10, 256
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,8 @@ def pick_tile(rows: int, columns: int, depth: int, gate: bool, available: int) -
     if rows > 1:
         return ProductTile(16, 16 if columns <= 1024 else 32, 256, warps=2)
     if gate:
+        if depth < 1024:
+            return ProductTile(1, 2, 1024)
         return (
             ProductTile(1, 1, 1024)
             if depth in (2048, 3072)
@@ -196,35 +203,40 @@ def few_programs(rows: int, k_heads: int, device: torch.device) -> bool:
 
 
 def pick_keys(
-    few: bool, dim_block: int, element_size: int, shared_bytes: int
+    few: bool, dim_block: int, element_size: int, shared_bytes: int, part: int
 ) -> tuple[int, int, int]:
     """Return how many keys `attend` reads at a time, how many such tiles of k and v are in shared
     memory at once, and its warps.
 
-    With `few` programs each may use all shared memory of a multiprocessor. Otherwise three share a
+    With `few` programs each may use all shared memory of a multiprocessor, and has large tiles if
+    the `part` of the cache that it may have to read is several of them. Otherwise three share a
     multiprocessor, so that one computes while another waits for its keys.
     """
     keys, stages, warps, bytes_left = (
         (64, 3, 8, shared_bytes) if few else (64, 2, 4, shared_bytes // 3)
     )
+    large = min(MOST_KEYS, LARGE_KEY_TILE // (dim_block * element_size))
+    if few and large > keys and part >= 4 * large:
+        keys, warps = large, 4
     while keys > 16 and stages * 2 * keys * dim_block * element_size > bytes_left:
         keys //= 2
     return keys, stages, warps
 
 
 def pick_splits(rows: int, k_heads: int, capacity: int, device: torch.device) -> int:
-    """Return among how many programs the keys of one row and key head are divided, at most 16:
-    adding up more parts takes too long.
+    """Return among how many programs the keys of one row and key head are divided at most.
 
     With `few_programs` there is at most one program for each multiprocessor of the GPU, of at least
     64 keys; otherwise there are at least two for each, unless they would have fewer than 256 keys.
+    More than FEW_PARTS have at least LARGE_PART keys, because adding up parts takes time.
     """
     pairs, available = rows * k_heads, multiprocessors(device)
     if few_programs(rows, k_heads, device):
         wanted, fewest_keys = 1 << (available // pairs).bit_length() - 1, 64
     else:
         wanted, fewest_keys = power_of_two(-(-2 * available // pairs)), 256
-    return max(1, min(wanted, capacity // fewest_keys, 16))
+    most = max(min(capacity // fewest_keys, FEW_PARTS), min(capacity // LARGE_PART, MOST_PARTS))
+    return max(1, min(wanted, most))
 
 
 def pick_vocabulary_splits(rows: int, device: torch.device) -> int:

@@ -147,7 +147,14 @@ def attend(
     group = q_heads // k_heads
     dim_block = tile_width(head_dim)
     few = few_programs(rows, k_heads, q.device)
-    most_keys, stages, warps = pick_keys(few, dim_block, k.element_size(), shared_memory(q.device))
+    capacity = k.shape[2] if window is None else min(window, k.shape[2])
+    most_keys, stages, warps = pick_keys(
+        few,
+        dim_block,
+        k.element_size(),
+        shared_memory(q.device),
+        part=capacity // workspace.splits,
+    )
     keys = most_keys if keys is None else keys
     with torch.cuda.device_of(q):
         _ATTEND[(rows * k_heads, workspace.splits)](
