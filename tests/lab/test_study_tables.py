@@ -456,3 +456,18 @@ def test_the_facts_of_a_study_name_the_cores_of_a_cpu(monkeypatch, device, named
     monkeypatch.setattr(study, "cores", lambda: 12)
     facts = study._machine(torch.device(device))
     assert facts == {"device": named, "python": "3.9", "torch": "2.9", "date": "today"}
+
+
+def test_without_four_times_the_trained_length_the_longest_is_the_far_one():
+    rows = [
+        each
+        for model in ("rope", "alibi")
+        for length in (8, 16, 24)
+        for each in seeds("loss", length / 8, model=model, length=length)
+    ]
+    texts = {claim.text: claim for claim in encodings.claims(rows, [8, 16, 24])}
+    assert texts["ALiBi at 24 stays within 0.05 of its loss at 8"].evidence == (
+        "difference +2.000 ± 0.000, limit +0.05"
+    )
+    flat = texts["RoPE with a sliding window of 8 is flat from 16 to 24"]
+    assert (flat.verdict, flat.evidence) == ("not measured", "no rows")
