@@ -341,6 +341,21 @@ def test_no_module_imports_a_network_library(path):
         assert not any(name == banned or name.startswith(banned + ".") for banned in NETWORK), name
 
 
+def test_what_transformers_opens_is_on_this_machine():
+    """A path or a name could otherwise be looked for on a server; None stands for given weights."""
+    opened = [
+        call
+        for path in FILES
+        if "from_pretrained(" in path.read_text(encoding="utf-8")
+        for call in ast.walk(tree_of(path))
+        if isinstance(call, ast.Call) and dotted(call.func).endswith(".from_pretrained")
+    ]
+    assert opened
+    for call in opened:
+        given = {each.arg: ast.unparse(each.value) for each in call.keywords}
+        assert given.get("local_files_only") == "True" or ast.unparse(call.args[0]) == "None"
+
+
 @files
 def test_every_public_class_and_function_has_a_docstring(path):
     tree = tree_of(path)

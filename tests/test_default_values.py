@@ -11,13 +11,12 @@ import pytest
 import torch
 
 import ropewalk as rw
+from command_line import all_functions
 from ropewalk import axes, frequencies, layout, positions, rotation
 from ropewalk.analysis import Facts, exactness
 from ropewalk.attention import linear, linear_decay
 from ropewalk.kernels.rotation import definition
 from ropewalk.spec import PRECISIONS
-from ropewalk_cli.commands import figures, finetune, lab
-from ropewalk_cli.commands import inspect as inspect_command
 from ropewalk_lab import analysis as lab_analysis
 from ropewalk_lab import (
     batches,
@@ -200,46 +199,19 @@ def test_a_function_has_these_values_unless_others_are_given(function):
     assert defaults(function) == FUNCTIONS[function]
 
 
+#: options of a training
+TRAINING = {
+    "folder": Path("run"),
+    "change": None,
+    "device": None,
+    "parallel": None,
+    "threads": None,
+    "tensorboard": False,
+}
 OFF = {"json": False}
+#: words that call a command -> its options
 COMMANDS = {
-    figures.figures: {
-        "format": "png",
-        "dark": False,
-        "language": "en",
-        "only": None,
-        "config": None,
-        **OFF,
-    },
-    finetune.sample: {"form": "cail", "count": 200, "characters": 60, "seed": 0, **OFF},
-    finetune.finetune: {
-        "valid": None,
-        "test": None,
-        "tokenizer": None,
-        "columns": None,
-        "folder": Path("run"),
-        "length": 512,
-        "batch": 16,
-        "epochs": 3.0,
-        "learning_rate": 2e-5,
-        "change": None,
-        "device": None,
-        "parallel": None,
-        "threads": None,
-        "tensorboard": False,
-        **OFF,
-    },
-    finetune.evaluate: {"predictions": None, "length": None, "device": "auto", **OFF},
-    lab.run: {
-        "preset": "cpu",
-        "seeds": None,
-        "out": Path("lab"),
-        "change": None,
-        "device": "auto",
-        "models": None,
-        "workers": None,
-        **OFF,
-    },
-    inspect_command.inspect: {
+    "inspect": {
         "config": None,
         "example": None,
         "trained": None,
@@ -249,12 +221,120 @@ COMMANDS = {
         "details": False,
         **OFF,
     },
+    "doctor": {
+        "config": None,
+        "example": None,
+        "engine": None,
+        "length": None,
+        "draft": None,
+        "language": "en",
+        "out": None,
+        **OFF,
+    },
+    "audit": {
+        "config": None,
+        "example": None,
+        "length": None,
+        "max_model_len": None,
+        "run": False,
+        "details": False,
+        **OFF,
+    },
+    "conformance": {"module": None, "group": None, "arrays": None, "dtype": "float32", **OFF},
+    "engines": {"only": None, "match": "", **OFF},
+    "figures": {
+        "format": "png",
+        "dark": False,
+        "language": "en",
+        "only": None,
+        "config": None,
+        **OFF,
+    },
+    "explore": {"port": 8501, "report": None, "browser": True, "model": None, "share": None},
+    "convert": {
+        "target": None,
+        "from_layout": None,
+        "to_layout": None,
+        "config": None,
+        "which": False,
+        "dry_run": False,
+        **OFF,
+    },
+    "extend": {
+        "option": None,
+        "original_length": None,
+        "layer_type": None,
+        "overwrite": False,
+        "out": None,
+        **OFF,
+    },
+    "fit": {
+        "text": None,
+        "method": None,
+        "windows": 6,
+        "passkeys": 10,
+        "search": 0,
+        "long_ppl": True,
+        "trained": None,
+        "seed": 0,
+        "out": Path("fit"),
+        "device": "auto",
+        **OFF,
+    },
+    "lab list": OFF,
+    "lab run": {
+        "preset": "cpu",
+        "seeds": None,
+        "out": Path("lab"),
+        "change": None,
+        "device": "auto",
+        "models": None,
+        "workers": None,
+        **OFF,
+    },
+    "lab report": OFF,
+    "lab train": {**TRAINING, **OFF},
+    "lab finetune": {
+        "valid": None,
+        "test": None,
+        "tokenizer": None,
+        "columns": None,
+        "length": 512,
+        "batch": 16,
+        "epochs": 3.0,
+        "learning_rate": 2e-5,
+        **TRAINING,
+        **OFF,
+    },
+    "lab evaluate": {"predictions": None, "length": None, "device": "auto", **OFF},
+    "lab sample": {"form": "cail", "count": 200, "characters": 60, "seed": 0, **OFF},
+    "lab fetch": {"folder": None, "archive": None, "dry_run": False, **OFF},
+    "train": {**TRAINING, **OFF},
+    "demo": {
+        "out": Path("demo"),
+        "tokens": 1024,
+        "device": "auto",
+        "preset": "cpu",
+        "check_only": False,
+        "full": False,
+        **OFF,
+    },
+    "bench": {
+        "device": "auto",
+        "shape": None,
+        "contender": None,
+        "names": False,
+        "out": None,
+        "plot": None,
+        **OFF,
+    },
+    "info": OFF,
+    "completion": {},
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
-def test_a_command_has_these_options_unless_others_are_given(command):
-    assert defaults(command) == COMMANDS[command]
+def test_every_command_has_these_options_unless_others_are_given():
+    assert {words: defaults(each) for words, each in all_functions().items()} == COMMANDS
 
 
 #: functions of the lab that are called with the values that articles and papers used

@@ -8,7 +8,7 @@ import re
 import pytest
 
 import command_line
-from ropewalk_lab.bench import cases, cpu
+from ropewalk_lab.bench import cases, chart, cpu
 from ropewalk_lab.bench.contenders import CONTENDERS
 
 ROW = {"shape": "s", "order": "bhsd", "dtype": "float32", "contender": "[bold]c[/bold]"}
@@ -119,3 +119,34 @@ def test_a_wrong_value_is_refused_before_anything_is_timed(
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"ropewalk: {says}")
     assert asked == []
+
+
+def test_rows_are_written_and_drawn_and_the_verdict_is_printed(capsys, monkeypatch, tmp_path):
+    """A GPU's rows have the share of a copy's speed; a row without one has a dash."""
+    ours, other = (
+        TIMED | {"contender": name, "us": us} for name, us in (("ropewalk", 4), ("x", 2))
+    )
+    del ours["times_copy"], other["times_copy"]
+    rows = [ours | {"percent_of_copy": 50}, other]
+    monkeypatch.setattr(cpu, "measure", lambda *_: iter(rows))
+    drawn = []
+    monkeypatch.setattr(chart, "cpu_chart", lambda *given: drawn.append(given))
+    out, plot = tmp_path / "rows.jsonl", tmp_path / "chart.png"
+    code, text, err = command_line.call(
+        capsys, "bench", "--device", "cpu", "--out", out, "--plot", plot
+    )
+    assert code == 0
+    cells = [re.split(" {2,}", line) for line in text.splitlines() if "forward" in line]
+    assert [line[3:] for line in cells] == [
+        ["ropewalk", "forward", "4", "2.0", "50 %", "3.45", "1e-07"],
+        ["x", "forward", "2", "2.0", "-", "3.45", "1e-07"],
+    ]
+    assert " ".join(text.splitlines()[-1].split()) == (
+        "Verdict: ropewalk is the fastest in 0 of 1 cases, in the median 2.00 times as long as a "
+        "copy; elsewhere x is ahead most often (1)."
+    )
+    stored = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [row["us"] for row in stored] == [4, 2]
+    assert drawn == [(stored, plot)]
+    assert f"rows: {out}" in err
+    assert f"chart: {plot}" in err

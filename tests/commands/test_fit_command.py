@@ -82,6 +82,10 @@ def test_fit_writes_everything_and_resumes(folder, tmp_path, capsys):
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Recommended for 512" in page
     assert "Pass keys by depth" in page
+    assert " at 512 tokens</h1>" in page
+    # how the recommended method is written in a config, and what engines make of it
+    has_config = (tmp_path / "out" / "fit-config.json").exists()
+    assert ("What engines compute from fit-config.json" in page) == has_config
     rows = (tmp_path / "out" / "rows.jsonl").read_text()
     main([*options, "--json"])
     printed = capsys.readouterr()

@@ -9,6 +9,8 @@ from itertools import pairwise
 import pytest
 
 import command_line
+import ropewalk as rw
+from ropewalk_cli.commands import audit as audit_command
 
 CONFIG = {
     "model_type": "qwen3",
@@ -108,3 +110,80 @@ def test_a_bad_config_is_one_line(call):
     assert out == ""
     assert err.startswith("ropewalk: rope_theta")
     assert err.count("\n") == 1
+
+
+#: YaRN in the layers with full attention only
+GEMMA = {
+    "model_type": "gemma3_text",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "num_hidden_layers": 6,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 10_000.0,
+    "sliding_window_pattern": 6,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 2048,
+    },
+}
+
+
+@pytest.mark.parametrize("config", [CONFIG, GEMMA], ids=["one", "two"])
+def test_every_line_of_the_tables_has_the_numbers_of_its_finding(call, config, monkeypatch):
+    """Those of the JSON; the layer type is named if there are several."""
+    found, tables = json.loads(call(config, "--json")[1]), []
+    findings = found["findings"]
+    monkeypatch.setattr(audit_command, "table", lambda *parts: tables.append(parts))
+    call(config, "--details")
+    (_, columns, first, _), (_, more_columns, more, _) = tables
+    assert (
+        columns[:4] == (*more_columns[:3], "result") == ("layer type", "tokens", "engine", "result")
+    )
+    several = config is GEMMA
+    assert (len({each["layer_type"] for each in findings}) > 1) == several
+
+    def after(count):
+        return "" if count is None else f"after {count:,}"
+
+    for each, cells, wider in zip(findings, first, more, strict=True):
+        title = rw.engines.ENGINES[each["engine"]].title
+        where = (each["layer_type"] if several else "", f"{each['length']:,}", title)
+        known = f"{each['known']}, {each['version']}, {each['date']}"
+        difference = each["difference"]
+        if difference is None:
+            result = "reference" if each["engine"] == found["reference"] else "the same"
+            expected, measures = (result, *[""] * 5), [""] * 4
+        else:
+            pairs, pair = difference["pairs"], difference["first_pair"]
+            expected = (
+                "differs",
+                ", ".join(dict.fromkeys(rule["about"] for rule in each["rules"])),
+                f"x {difference['temperature']:.4g}",
+                f"{pairs} of {len(each['radians'])}" if pairs else "",
+                f"{difference['score_worst']:.3g}",
+                after(difference["until_tenth"]),
+            )
+            measures = [
+                "" if pair is None else str(pair),
+                f"{difference['score_mean']:.3g}",
+                after(difference["until_half_turn"]),
+                difference["tokens"],
+            ]
+        assert cells == (*where, *expected, known)
+        assert wider == (*where, f"{each['magnitude']:.5g}", *measures, each["evidence"])
+
+
+def test_the_details_end_with_every_rule_its_source_and_when_it_was_read(call):
+    found = json.loads(call(CONFIG, "--json")[1])
+    rules = {
+        f"{rw.engines.ENGINES[each['engine']].title}, {rule['about']}: {rule['does']} "
+        f"({rule['reference']}; read {rule['read']})"
+        for each in found["findings"]
+        for rule in each["rules"]
+    }
+    assert rules
+    out = " ".join(call(CONFIG, "--details")[1].split())
+    assert out.endswith(" ".join(" ".join(sorted(rules)).split()))

@@ -3,6 +3,7 @@
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,7 +15,18 @@ from torch.nn import functional as F
 
 from ropewalk.interop.checkpoint.safetensors_file import read_header, read_rows
 from ropewalk.models import Decoder, DecoderConfig
+from ropewalk_lab.report import read_results
 from ropewalk_lab.studies import STUDIES, Study, run_study
+
+#: absent where the tests run on an installation
+RESULTS = Path(__file__).parents[2] / "results" / "lab"
+
+
+@cache
+def committed_results():
+    """Return the results of the committed runs, which take seconds to read; no test changes them."""
+    return read_results(RESULTS)
+
 
 #: settings that make a study's smoke preset smaller still
 SMALLER = {

@@ -312,3 +312,24 @@ def test_fewer_than_twenty_files_are_cut_into_pieces(tmp_path, count):
     assert sum(sizes) == count * 10_000
     assert (sizes[:5] == [2050, 2050, 2050, 2050, 1800]) == (count < 20)
     assert len(documents) == (count * 5 if count < 20 else count)
+
+
+def test_prose_is_the_long_docstrings_of_a_module_and_the_long_pages_of_the_help(tmp_path):
+    """At least 200 characters; a module that is no Python, such as those for tests, has none."""
+    long, just, short = "a" * 300, "b" * 200, "c" * 199
+    module = tmp_path / "module.py"
+    module.write_text(
+        f'"""{long}"""\nX = "{long}"\ndef f():\n    """{short}"""\nclass C:\n    """{just}"""\n',
+        encoding="utf-8",
+    )
+    assert list(sources.prose("m", module)) == [("m", f"{long}\n\n{just}".encode())]
+    pages = tmp_path / "topics.py"
+    pages.write_text(
+        f"topics = {{'one': {long!r}, 'two': {short!r}, 'three': {just!r}, 'four': 4}}\n",
+        encoding="utf-8",
+    )
+    assert list(sources.prose("t", pages)) == [("t", f"{long}\n\n{just}".encode())]
+    module.write_text("def f(:\n", encoding="utf-8")
+    assert list(sources.prose("m", module)) == []
+    module.write_text("X = 1\n", encoding="utf-8")
+    assert list(sources.prose("m", module)) == []

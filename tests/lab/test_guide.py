@@ -7,15 +7,14 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+from study_cases import RESULTS, committed_results
 
 from ropewalk.errors import RopeError
 from ropewalk_lab import analysis
 from ropewalk_lab.guide import EVIDENCE, evidence
-from ropewalk_lab.report import read_results
 from ropewalk_lab.studies.rows import row
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "results" / "lab"
 pytestmark = pytest.mark.skipif(
     not RESULTS.is_dir(), reason="results/ is not part of an installation"
 )
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def measured():
-    return evidence(read_results(RESULTS))
+    return evidence(committed_results())
 
 
 def values(run: str, metric: str = "loss", **fields) -> list[float]:

@@ -5,18 +5,15 @@ no publication.
 import json
 import math
 import re
-from pathlib import Path
 
 import pytest
+from study_cases import RESULTS, committed_results
 
 from command_line import call
 from ropewalk.encodings import make_encoding
 from ropewalk_lab.published import PUBLISHED, beside, compared
-from ropewalk_lab.report import read_results
 from ropewalk_lab.studies import STUDIES
 from ropewalk_lab.studies.findings import Findings, Ours
-
-RESULTS = Path(__file__).parents[2] / "results" / "lab"
 
 #: what articles about RoPE state without a publication, written out here a second time
 STATED = {
@@ -211,7 +208,7 @@ def test_our_values_are_beside_the_published_row_of_the_same_name():
 def results():
     if not RESULTS.is_dir():
         pytest.skip("results/ is not part of an installation")
-    return read_results(RESULTS)
+    return committed_results()
 
 
 def test_every_stated_figure_has_a_measured_one_beside_it(results):

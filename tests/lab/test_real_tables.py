@@ -2,6 +2,7 @@
 rows that were made up.
 """
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from ropewalk.errors import RopeError
 from ropewalk_lab.scores import Score
 from ropewalk_lab.studies import real, real_extend, real_kv, real_passkey, real_precision, real_tune
 from ropewalk_lab.studies.findings import FAILS, HOLDS, TIED
@@ -328,3 +330,64 @@ def test_the_bars_of_a_continued_cache_have_a_title_and_a_unit():
         "nats per token",
     )
     assert [bar.get_width() for bar in ax.patches] == pytest.approx([2.1, 2.1])
+
+
+class Windows:
+    """A meter that has measured two long windows, in the wrong order, and two short ones."""
+
+    samples = SimpleNamespace(to=128, trained=64, bands=[(0, 64), (64, 128)])
+
+    def __init__(self, sums, counts):
+        self.texts = [
+            {"metric": "text", "length": 128, "window": place, "bands": [place, place + 0.5]}
+            | {"loss": 9.0, "key_sum": sums[place], "key_count": counts[place], "seconds": place}
+            for place in (1, 0)
+        ]
+        self.texts += [
+            {"metric": "text", "length": 64, "window": place, "loss": 3.0 + place}
+            for place in (1, 0)
+        ]
+        self.texts.append({"metric": "passkey", "length": 128})
+
+    def rows_of(self, methods):
+        assert list(methods) == ["yarn"]
+        return self.texts
+
+
+@pytest.mark.parametrize(
+    ("sums", "counts", "ppl"),
+    [
+        # e^((6 + 2) / (3 + 1)): the mean over key tokens, not over windows
+        ((6.0, 2.0), (3, 1), math.exp(2)),
+        ((800.0, 800.0), (1, 1), 1e9),
+        ((0.0, 0.0), (0, 0), None),
+    ],
+)
+def test_the_rows_of_an_extended_model_are_in_the_order_of_the_windows(sums, counts, ppl):
+    rows = real_extend._rows(Windows(sums, counts), "yarn", None, 2.0)  # type: ignore[arg-type]
+    fields = {"method": "yarn", "factor": 2.0, "trained": 64}
+    found = {each.get("band", each["metric"]): each for each in rows}
+    assert all(fields.items() <= each.items() for each in rows)
+    values = {name: found[name]["values"] for name in ("0-64", "64-128", "within", "seconds")}
+    assert values == {
+        "0-64": [0.0, 1.0],
+        "64-128": [0.5, 1.5],
+        "within": [3.0, 4.0],
+        "seconds": [0.0, 1.0],
+    }
+    if ppl is None:
+        assert "long_ppl" not in found
+    else:
+        assert found["long_ppl"]["values"] == pytest.approx([ppl], rel=1e-5)
+        assert found["long_ppl"]["keys"] == sum(counts)
+
+
+def test_a_search_of_no_rounds_names_the_smallest_number_of_rounds(tmp_path):
+    settings = {"model": "tiny", "text": ["python"], "methods": ["longrope"], "windows": 1}
+    with pytest.raises(RopeError) as error:
+        real_extend.measure(Workspace(tmp_path, CPU), factor=2, search=0, **settings)
+    assert (error.value.field, error.value.rule, error.value.value) == (
+        "search",
+        "must be at least 1 to measure longrope, whose factors are searched",
+        0,
+    )

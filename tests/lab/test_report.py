@@ -16,7 +16,7 @@ from command_line import call
 from ropewalk.errors import RopeError
 from ropewalk_lab.log import read_log
 from ropewalk_lab.published import PUBLISHED
-from ropewalk_lab.recommendations import USE_CASES, StudyResult, lowest, recommend
+from ropewalk_lab.recommendations import USE_CASES, StudyResult, _stream, lowest, recommend
 from ropewalk_lab.report import noise, read_all, write_report
 from ropewalk_lab.report_html import details_html, table_html
 from ropewalk_lab.scores import Score
@@ -358,3 +358,25 @@ def test_a_damaged_log_is_named(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step\n{"step": 3}\n')
     with pytest.raises(RopeError, match="log: must have a JSON object on every line"):
         read_log(tmp_path / "log.jsonl")
+
+
+def test_a_stream_has_no_advice_if_every_loss_may_rise():
+    """By more than 0.05 nats, two standard errors of the rise included."""
+
+    def advice(rise):
+        rows = []
+        for model in ("rope", "alibi"):
+            near = np.array([1.0, 1.2, 1.4, 1.6])
+            rows.append(row("loss", near, model=model, seed=0, length=8))
+            rows.append(row("loss", near + rise, model=model, seed=0, length=32))
+        result = StudyResult(rows, {"study": "encodings"}, Findings())
+        return _stream(result)
+
+    assert advice(0.051) == (
+        "None of those measured.",
+        "every loss may rise by more than 0.05 from 8 to 32",
+    )
+    assert advice(0.049) == (
+        "One of these, lowest loss first: alibi (+0.049 ± 0.000), rope (+0.049 ± 0.000).",
+        "loss at 32 minus loss at 8, at most +0.05",
+    )

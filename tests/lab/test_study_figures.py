@@ -4,16 +4,13 @@ JSON, and titles and axes say what it is.
 
 import json
 import math
-from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from study_cases import RESULTS, committed_results
 
-from ropewalk_lab.report import read_results
-
-RESULTS = Path(__file__).parents[2] / "results" / "lab"
 pytestmark = pytest.mark.skipif(
     not RESULTS.is_dir(), reason="results/ is not part of an installation"
 )
@@ -239,7 +236,7 @@ FIGURES = {
 
 @pytest.fixture(scope="module")
 def results():
-    return read_results(RESULTS)
+    return committed_results()
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -4,6 +4,7 @@ distance, verdicts.
 
 import json
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -258,34 +259,42 @@ def test_masked_accuracy_is_the_share_of_targets_that_are_predicted(answer):
 
 
 def test_attention_by_distance_is_that_of_the_definition():
+    """The mean over two layers, two heads and the queries 7 and 8."""
     torch.manual_seed(3)
     model = Decoder(
-        DecoderConfig(20, 12, 16, num_layers=1, num_heads=2, head_dim=6, init_std=0.5, length=9)
+        DecoderConfig(20, 12, 16, num_layers=2, num_heads=2, head_dim=6, init_std=0.5, length=9)
     ).eval()
     tokens = torch.randint(20, (3, 9))
     found = decay.weights_by_distance(model, tokens, 7)
-    layer: Any = model.layers[0]
+    layers: list[Any] = list(model.layers)
+    read = []
+    hooks = [
+        layer.input_layernorm.register_forward_hook(lambda *parts: read.append(parts[-1]))
+        for layer in layers
+    ]
     with torch.no_grad():
-        x = layer.input_layernorm(model.embed_tokens(tokens))
-        q, k, _ = (t.double() for t in layer.self_attn.project(x))
+        model(tokens)
+        projected = [
+            [t.double() for t in layer.self_attn.project(x)[:2]]
+            for layer, x in zip(layers, read, strict=True)
+        ]
+    for hook in hooks:
+        hook.remove()
     frequencies = [10_000.0 ** (-2 * i / 6) for i in range(3)]
     expected = torch.zeros(3, 8, dtype=torch.float64)
-    for text in range(3):
-        for query in (7, 8):
-            for head in range(2):
-                scores = []
-                for key in range(query + 1):
-                    a, b = (
-                        torch.complex(t[text, head, at, :3], t[text, head, at, 3:])
-                        for t, at in ((q, query), (k, key))
-                    )
-                    angle = torch.tensor(
-                        [(query - key) * frequency for frequency in frequencies],
-                        dtype=torch.float64,
-                    )
-                    scores.append((a * b.conj() * torch.exp(1j * angle)).real.sum() / math.sqrt(6))
-                weights = torch.stack(scores).softmax(0)
-                expected[text] += torch.stack([weights[query - d] for d in range(8)]) / 4
+    for (q, k), text, query, head in product(projected, range(3), (7, 8), range(2)):
+        scores = []
+        for key in range(query + 1):
+            a, b = (
+                torch.complex(t[text, head, at, :3], t[text, head, at, 3:])
+                for t, at in ((q, query), (k, key))
+            )
+            angle = torch.tensor(
+                [(query - key) * frequency for frequency in frequencies], dtype=torch.float64
+            )
+            scores.append((a * b.conj() * torch.exp(1j * angle)).real.sum() / math.sqrt(6))
+        weights = torch.stack(scores).softmax(0)
+        expected[text] += torch.stack([weights[query - d] for d in range(8)]) / 8
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 

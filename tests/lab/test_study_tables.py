@@ -5,6 +5,7 @@ written by hand.
 from typing import Any
 
 import pytest
+import torch
 
 from ropewalk.spec import RopeSpec
 from ropewalk_lab.scores import Score
@@ -20,6 +21,7 @@ from ropewalk_lab.studies import (
     multimodal,
     precision,
     relative,
+    study,
 )
 from ropewalk_lab.studies.findings import FAILS, HOLDS, TIED, claim_within, ours_by_name
 from ropewalk_lab.studies.rows import digest, row
@@ -424,3 +426,48 @@ def test_the_digest_of_an_object_depends_on_its_repr():
 @pytest.mark.parametrize("value", [{"a": 1, "b": 2}, {"b": 2, "a": 1}])
 def test_the_digest_does_not_depend_on_the_order_of_settings(value):
     assert digest(value) == digest({"a": 1, "b": 2})
+
+
+def test_the_peak_of_a_pass_on_a_gpu_is_in_mebibytes():
+    rows = [
+        row(metric, value, model=model, length=8)
+        for model in ("softmax, rope", "linear, rope", "linear, none")
+        for metric, value in (
+            ("loss", [1.0, 1.5]),
+            ("milliseconds", 2.0),
+            ("remembered", 2.5 * 2**20),
+            ("peak", 3 * 2**20),
+        )
+    ]
+    titles = {table.title: table for table in linear.findings(rows, {}).tables}
+    assert titles["Peak MiB"].columns == ("attention", "8")
+    assert titles["Peak MiB"].rows == [(model, "3") for model in linear.MODELS]
+    assert titles["MiB of the cache"].rows[0] == ("softmax, rope", "2.50")
+    without = [each for each in rows if each["metric"] != "peak"]
+    assert "Peak MiB" not in {table.title for table in linear.findings(without, {}).tables}
+
+
+@pytest.mark.parametrize(
+    ("device", "named"), [("cpu", "a machine, 12 cores"), ("cuda", "a machine")]
+)
+def test_the_facts_of_a_study_name_the_cores_of_a_cpu(monkeypatch, device, named):
+    info = {"machine": "a machine", "python": "3.9", "versions": {"torch": "2.9"}, "date": "today"}
+    monkeypatch.setattr(study, "machine", lambda _: info)
+    monkeypatch.setattr(study, "cores", lambda: 12)
+    facts = study._machine(torch.device(device))
+    assert facts == {"device": named, "python": "3.9", "torch": "2.9", "date": "today"}
+
+
+def test_without_four_times_the_trained_length_the_longest_is_the_far_one():
+    rows = [
+        each
+        for model in ("rope", "alibi")
+        for length in (8, 16, 24)
+        for each in seeds("loss", length / 8, model=model, length=length)
+    ]
+    texts = {claim.text: claim for claim in encodings.claims(rows, [8, 16, 24])}
+    assert texts["ALiBi at 24 stays within 0.05 of its loss at 8"].evidence == (
+        "difference +2.000 ± 0.000, limit +0.05"
+    )
+    flat = texts["RoPE with a sliding window of 8 is flat from 16 to 24"]
+    assert (flat.verdict, flat.evidence) == ("not measured", "no rows")
