@@ -572,7 +572,8 @@ BROKEN = [
         changed(LLAMA, scaled(YARN, factor=8.0), max_position_embeddings=16384),
     ),
     Broken("factor_too_small", changed(LLAMA, YARN, max_position_embeddings=16384), None),
-    Broken("factor_too_large", changed(RIGHT, max_position_embeddings=4096), RIGHT),
+    Broken("factor_too_large", changed(RIGHT, max_position_embeddings=6144), RIGHT),
+    Broken("factor_not_of_lengths", changed(RIGHT, max_position_embeddings=4096), None),
     Broken("factor_is_one", changed(LLAMA, {"rope_type": "linear", "factor": 1.0}), LLAMA),
     Broken("factor_is_integer", changed(LLAMA, scaled(YARN, factor=4)), RIGHT),
     Broken(
@@ -749,4 +750,5 @@ BROKEN = [
         {**DEEPSEEK, "rope_interleave": False},
         {**DEEPSEEK, "rope_interleave": True},
     ),
+    Broken("pairs_of_another_stack", {**LLAMA, "rope_traditional": True}, None),
 ]

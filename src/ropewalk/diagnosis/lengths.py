@@ -187,12 +187,18 @@ def factor_too_large(case: Examination, row: Mistake) -> Facts | None:
     # equal lengths: the served length was left as it was, which engines multiply themselves
     if served == trained or trained * factor <= served * (1 + SAME_LENGTH):
         return None
+    # sizes that nobody published, whose lengths say another factor: served shorter texts say none
+    ratio = served / trained
+    far = ratio >= 2 and ratio.is_integer() and factor >= 2 * ratio
+    if (far and not rows_of_any_length(case)) != ("far" in row.names):
+        return None
     return {
         "key": "factor",
         "value": factor,
         "covered": round(trained * factor),
         "served": served,
-        "ratio": served / trained,
+        "trained": trained,
+        "ratio": ratio,
     }
 
 

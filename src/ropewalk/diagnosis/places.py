@@ -587,15 +587,15 @@ def layer_scaling_swapped(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def layer_scaling_extra(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling at a layer type that is unscaled in this family, beside that of the layer type
-    that is scaled, in a model of a published size and length.
+    that is scaled: the same one, or any in a model of a published size and length.
     """
-    if not any(case.served in each["lengths"] for each in rows_of(case)):
-        return None
+    published = any(case.served in each["lengths"] for each in rows_of(case))
     layers, thetas = layers_of(_objects(case)[0] or {}), case.family.layer_thetas
     scaled = [n for n in layers if n in thetas and thetas[n].scaled and not _is_default(layers[n])]
     for name in (n for n in layers if n in thetas and not thetas[n].scaled):
         rope = layers[name]
-        if scaled and not _is_default(rope):
+        same = [n for n in scaled if {**layers[n], THETA: 0} == {**rope, THETA: 0}]
+        if scaled and not _is_default(rope) and (published or same):
             new = {"rope_type": "default", THETA: rope.get(THETA, thetas[name].default)}
             facts = {"key": f"rope_parameters.{name}", "value": type_of(rope), "new": new}
             facts |= {"layer": scaled[0], "model": case.model_type, "name": name}
@@ -796,21 +796,27 @@ def two_fields(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def trained_length_twice(case: Examination, row: Mistake) -> Facts | None:
-    """Find a trained length outside the rope that differs from the one inside."""
+    """Find a trained length outside the rope, under a name in `keys`, that differs from the one
+    inside. The other names than the first count only if the served length follows from them.
+    """
     rope = case.flat()
     inside = positive(rope.get(TRAINED_LENGTH_KEY)) if rope else None
-    outside = positive(case.text.get(TRAINED_LENGTH_KEY))
+    factor, served = case.factor, case.served
+    name = next((key for key in row.keys if positive(case.text.get(key))), row.keys[0])
+    outside = positive(case.text.get(name))
     if rope is None or inside is None or outside is None or inside == outside:
         return None
-    factor, served = case.factor, case.served
     fits = [each for each in (inside, outside) if factor and each * factor == served]
     known = published_trained_length(case)
+    if name != row.keys[0] and (fits != [outside] or known is not None):
+        return None
     new = fits[0] if len(fits) == 1 else known if known in (inside, outside) else None
     return {
         "key": TRAINED_LENGTH_KEY,
         "value": inside,
         "other": outside,
         "rope": rope,
+        "name": name,
         "new": new,
         "fixable": new is not None,
     }
@@ -819,7 +825,7 @@ def trained_length_twice(case: Examination, row: Mistake) -> Facts | None:
 @repair
 def one_trained_length(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the same trained length at both places."""
-    facts["rope"][TRAINED_LENGTH_KEY] = case.text[TRAINED_LENGTH_KEY] = facts["new"]
+    facts["rope"][TRAINED_LENGTH_KEY] = case.text[facts["name"]] = facts["new"]
 
 
 @finder

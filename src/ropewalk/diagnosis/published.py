@@ -79,11 +79,13 @@ def rows_of_any_length(case: Examination) -> list[dict[str, Any]]:
 
 
 def rows_of(case: Examination) -> list[dict[str, Any]]:
-    """Return the published models with the sizes of a config. Of several, those with its served and
-    its trained length are returned; if none has both, those with its served length; else those
-    that serve its trained length; else all.
+    """Return the published models with the sizes of a config. Of several, those that have a window
+    where it has one; of these, those with its served and its trained length are returned; if none
+    has both, those with its served length; else those that serve its trained length; else all.
     """
     found = rows_of_any_length(case)
+    if case.text.get("sliding_window", 0) is None:
+        found = [row for row in found if not row.get("windowed")] or found
     served = [row for row in found if case.served in row["lengths"]]
     both = [row for row in served if case.trained is not None and _trained(row) == case.trained]
     return both or served or [row for row in found if case.trained in row["lengths"]] or found
@@ -410,7 +412,9 @@ def trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
         return None
     served = case.served if case.served != trained else known * factor
     holder = next(o for _, o in case.places() if o.get(TRAINED_LENGTH_KEY) is not None)
-    published, needed = rows_of(case)[0], max(case.length or 0, case.served or 0)
+    rows = [row for row in rows_of_any_length(case) if _trained(row) == known]
+    published = next((row for row in rows if _theta(case) in row["theta"]), rows_of(case)[0])
+    needed = max(case.length or 0, case.served or 0)
     length = case.length or 0
     plain = "scaling" not in published and length > 0
     fits = bool(served) and math.isclose(served, known * factor, rel_tol=0.02)

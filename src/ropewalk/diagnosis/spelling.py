@@ -11,7 +11,7 @@ from typing import Any
 from ropewalk.config import keys
 from ropewalk.config.checks import CONFIG_CHECKS
 from ropewalk.config.normal import NAMES
-from ropewalk.diagnosis.aliases import meaning
+from ropewalk.diagnosis.aliases import meaning, scalings
 from ropewalk.diagnosis.case import (
     OBJECT_KEYS,
     Examination,
@@ -137,9 +137,24 @@ def not_an_object(case: Examination, row: Mistake) -> Facts | None:
         value = case.text.get(key)
         if value is not None and not isinstance(value, dict):
             empty = not value  # false, 0 and [] can only mean that there is no scaling
-            facts = {"key": key, "value": value, "fixable": empty}
-            return {**facts, "new": None, "holder": case.text, "name": key}
+            new = None if empty else _listed(value)
+            facts = {"key": key, "value": value, "fixable": empty or new is not None, "new": new}
+            facts |= {"holder": case.text, "name": key, "words": json.dumps(new)}
+            return facts
     return None
+
+
+def _listed(value: Any) -> dict[str, Any] | None:
+    """Return the rope object that a list of a scaling and its factor means, or a text of both such
+    as "linear:4"; None if it is neither.
+    """
+    parts = re.split(r"[\s:=,x]+", value) if isinstance(value, str) else value
+    if not isinstance(parts, list) or len(parts) != 2:
+        return None
+    names = [kind for each in parts if isinstance(each, str) and (kind := _scaling_called(each))]
+    factors = [n for x in parts if (n := _number(x, "factor") if isinstance(x, str) else number_of(x))]
+    fits = len(names) == len(factors) == 1 and names[0] != "default" and factors[0] > 1
+    return {"rope_type": names[0], "factor": float(factors[0])} if fits else None
 
 
 @repair
@@ -411,20 +426,20 @@ def key_misspelled(case: Examination, row: Mistake) -> Facts | None:
             if new == "rope_type" and not isinstance(rope[key], str):
                 continue
             if new in known and new not in keys.UNREAD_KEYS and rope.get(new) is None:
-                return {
-                    "key": at(place, key),
-                    "value": rope[key],
-                    "new": new,
-                    "holder": rope,
-                    "name": key,
-                }
+                facts = {"key": at(place, key), "value": rope[key], "new": new, "name": key}
+                kind = None if type_of(rope) is not None else scalings().get(key)
+                return {**facts, "holder": rope, "type": kind}
     return None
 
 
 @repair
 def rename(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Give a value its right key, at the place of the wrong one."""
+    """Give a value its right key, at the place of the wrong one, beside the scaling that the wrong
+    one is the name of.
+    """
     holder, old, new = facts["holder"], facts["name"], facts["new"]
+    if facts.get("type"):
+        holder["rope_type"] = facts["type"]
     items = [(new if key == old else key, value) for key, value in holder.items() if key != new]
     holder.clear()
     holder.update(items)
@@ -460,6 +475,8 @@ def outer_key_misspelled(case: Examination, row: Mistake) -> Facts | None:
     for key in (*names, *NAMES.get(standard, ())):
         # what is the default anyway need not be read
         default = case.family.default(standard)
+        if standard in OBJECT_KEYS and not isinstance(case.text.get(key), dict | list | str):
+            continue
         if key != read and case.text.get(key) not in (None, default):
             return {
                 "key": key,
