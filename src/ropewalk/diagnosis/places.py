@@ -122,6 +122,8 @@ def both_objects(case: Examination, row: Mistake) -> Facts | None:
     fits = [key for key in OBJECT_KEYS if _reaches_served(case, key)]
     if old is not None and new is not None and len(fits) == 1:
         keep = fits[0]
+    elif old is not None and new is not None and _is_default(v4) and not _is_default(v5):
+        keep = "rope_parameters"  # a type alone says less than a scaling
     return {**facts, "keep": keep, "fixable": old is not None or new is not None}
 
 
@@ -134,6 +136,48 @@ def keep_one_object(case: Examination, row: Mistake, facts: Facts) -> None:
     root = _without(case, gone)
     case.root.clear()
     case.root.update(root)
+
+
+def _is_scaling(value: Any) -> bool:
+    """Return whether an object has the name of a scaling, and a number that a rope has."""
+    if not isinstance(value, dict) or type_of(value) not in keys.rope_types():
+        return False
+    return any(positive(value.get(key)) for key in ("factor", THETA))
+
+
+@finder
+def object_elsewhere(case: Examination, row: Mistake) -> Facts | None:
+    """Find a rope object under another key, or inside an object that is no model of its own, in a
+    config without a rope object.
+    """
+    if not case.family.known or case.metadata is not None or any(_objects(case)):
+        return None
+    sizes = {"model_type", *keys.HIDDEN_SIZE_KEYS}
+    for key, value in case.text.items():
+        if not isinstance(value, dict) or key in OBJECT_KEYS or sizes & value.keys():
+            continue
+        inner = next((k for k in OBJECT_KEYS if _is_scaling(value.get(k))), None)
+        if inner is None and not _is_scaling(value):
+            continue
+        rope = value if inner is None else value[inner]
+        # theta in it, and none outside: the form of transformers 5
+        new = positive(rope.get(THETA)) and case.text.get(THETA) is None
+        facts = {"key": key if inner is None else f"{key}.{inner}", "value": type_of(rope)}
+        facts |= {"new": inner or OBJECT_KEYS[not new], "name": key, "inner": inner}
+        return {**facts, "rope": rope, "model": case.model_type}
+    return None
+
+
+@repair
+def move_object(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Write a rope object under its own key, in the config itself."""
+    if facts["inner"] is None:
+        del case.text[facts["name"]]
+    else:
+        del case.text[facts["name"]][facts["inner"]]
+        if not case.text[facts["name"]]:
+            del case.text[facts["name"]]
+    case.text[facts["new"]] = facts["rope"]
 
 
 @finder

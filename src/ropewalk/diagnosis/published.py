@@ -18,6 +18,7 @@ from ropewalk.diagnosis.case import (
     Examination,
     Facts,
     layers_of,
+    positive,
     read_type,
     specs_of,
     type_of,
@@ -321,20 +322,29 @@ def scaling_lost(case: Examination, row: Mistake) -> Facts | None:
         "new": scaling,
         "model": rows[0]["name"],
         # ropes by layer type have one scaling each
-        "fixable": whole_scaling and not (case.family.layer_thetas and case.ropes()),
+        "fixable": whole_scaling and (not case.family.layer_thetas or _full_rope(case) is not None),
         "length": case.served or rows[0]["lengths"][0],
     }
 
 
+def _full_rope(case: Examination) -> dict[str, Any] | None:
+    """Return the rope of full attention in ropes by layer type; {} if there is no rope object."""
+    ropes = case.ropes()
+    found = (rope for place, rope in ropes if place == f"rope_parameters.{FULL}")
+    return next(found, None) if ropes else {}
+
+
 def _incomplete(case: Examination) -> bool:
-    """Return whether a rope object has keys of a scaling and lacks its type."""
+    """Return whether a rope object has keys of a scaling and lacks its type, or is no object."""
+    if any(not isinstance(case.text.get(key) or {}, dict) for key in OBJECT_KEYS):
+        return True
     return any(type_of(rope) is None and rope.get("factor") is not None for _, rope in case.ropes())
 
 
 @repair
 def put_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the published scaling in the form that the config has."""
-    v5 = case.text.get("rope_parameters")
+    v5 = _full_rope(case) if case.family.layer_thetas else case.text.get("rope_parameters")
     if isinstance(v5, dict) and v5:
         v5.update(facts["new"])
         v5.pop("type", None)
@@ -578,7 +588,11 @@ def yarn_unusual(case: Examination, row: Mistake) -> Facts | None:
         return None
     for place, rope in case.ropes():
         for key, usual in row.names.items():
-            value = rope.get(key)
+            value, factor = rope.get(key), positive(rope.get("factor"))
+            if key == "attention_factor":  # one that is not 1 may have been measured
+                if value != 1 or factor is None or factor <= 1:
+                    continue
+                usual = f"{0.1 * math.log(factor) + 1:g}"
             if value is None or str(value).removesuffix(".0") == usual:
                 continue
             facts = {"key": f"{place}.{key}", "value": value, "usual": usual, "name": key}

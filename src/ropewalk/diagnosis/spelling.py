@@ -24,6 +24,7 @@ from ropewalk.diagnosis.case import (
     whole,
 )
 from ropewalk.diagnosis.mistakes import Mistake, finder, mistakes, repair
+from ropewalk.diagnosis.published import rows_of
 from ropewalk.frequencies.formulas import ntk_theta
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 
@@ -57,6 +58,8 @@ ALIASES = (
 #: rope; for a key of the config itself, which has many other keys; for a scaling, whose names are
 #: short
 LIKENESS, LIKENESS_OUTSIDE, LIKENESS_OF_TYPES = 0.8, 0.83, 0.75
+#: what may stand before the name of a key of a rope
+PREFIX = re.compile(r"^(rope|rope_scaling|scaling|yarn|llama3|longrope)_")
 #: a letter after a number multiplies it by this power of 1024 in an integer key, of 1000 in others
 LETTERS = {"k": 1, "m": 2}
 
@@ -152,7 +155,9 @@ def _listed(value: Any) -> dict[str, Any] | None:
     if not isinstance(parts, list) or len(parts) != 2:
         return None
     names = [kind for each in parts if isinstance(each, str) and (kind := _scaling_called(each))]
-    factors = [n for x in parts if (n := _number(x, "factor") if isinstance(x, str) else number_of(x))]
+    factors = [
+        n for x in parts if (n := _number(x, "factor") if isinstance(x, str) else number_of(x))
+    ]
     fits = len(names) == len(factors) == 1 and names[0] != "default" and factors[0] > 1
     return {"rope_type": names[0], "factor": float(factors[0])} if fits else None
 
@@ -278,6 +283,8 @@ def nearest(word: str, known: Iterable[str], likeness: float) -> str | None:
     names = {plain(each): each for each in sorted(known)}
     own = plain(word)
     near = difflib.get_close_matches(own, names, n=1, cutoff=likeness)
+    if not near and likeness < 1:  # two letters that were exchanged
+        near = [each for each in names if sorted(each) == sorted(own)][:1]
     if not near and likeness < 1:  # the beginning of one name, as in "partial_rotary"
         begun = [each for each in names if each.startswith(own)]
         near = begun if len(begun) == 1 and "_" in word else []
@@ -376,6 +383,9 @@ def type_missing(case: Examination, row: Mistake) -> Facts | None:
             meant = next((row.names[key] for key in row.names if key in given), None)
             if meant == "yarn" and "yarn" in case.family.renamed:
                 meant = None
+            known = [row["scaling"] for row in rows_of(case) if "scaling" in row]
+            if meant is None and len(known) == 1 and all(known[0].get(k) == rope[k] for k in given):
+                meant = known[0]["rope_type"]
             listed = ", ".join(sorted(given - free))
             facts = {"key": at(place, "rope_type"), "given": listed, "value": meant}
             return {
@@ -422,7 +432,9 @@ def key_misspelled(case: Examination, row: Mistake) -> Facts | None:
         for key in rope:
             if key in known or isinstance(rope[key], dict):
                 continue
-            new = meaning(key, inside=True) or nearest(key, known, LIKENESS)
+            short = PREFIX.sub("", key)
+            new = meaning(key, inside=True) or (short if short in known else None)
+            new = new or nearest(key, known, LIKENESS)
             if new == "rope_type" and not isinstance(rope[key], str):
                 continue
             if new in known and new not in keys.UNREAD_KEYS and rope.get(new) is None:
@@ -538,16 +550,18 @@ def _scaling_called(name: str) -> str | None:
     return name if name in keys.rope_types() else row.names.get(plain(name))
 
 
-def _unwrapped(rope: dict[str, Any]) -> tuple[dict[str, Any], bool] | None:
+def _unwrapped(
+    rope: dict[str, Any], wrappers: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], bool] | None:
     """Return a rope object without the object inside it that has its keys, and whether no key has
     two values; None if there is no such object.
 
-    The object inside has the name of a rope object or of a scaling.
+    The object inside has the name of a rope object or of a scaling, or one of `wrappers`.
     """
     inside = [key for key, value in rope.items() if isinstance(value, dict)]
     name = inside[0] if len(inside) == 1 else ""
-    kind = None if name in OBJECT_KEYS else _scaling_called(name)
-    if not name or (name not in OBJECT_KEYS and kind is None):
+    kind = None if name in (*OBJECT_KEYS, *wrappers) else _scaling_called(name)
+    if not name or (name not in (*OBJECT_KEYS, *wrappers) and kind is None):
         return None
     beside, inner = {key: value for key, value in rope.items() if key != name}, rope[name]
     if type_of(inner) is not None and type_of(beside) == "default":
@@ -571,8 +585,11 @@ def object_wrapped(case: Examination, row: Mistake) -> Facts | None:
             return {**facts, "holder": case.text, "name": key}
         if not isinstance(value, dict):
             continue
+        # a family with one rope has no layer types in rope_scaling
+        one = key == "rope_scaling" and case.family.known and not case.family.layer_thetas
+        wrappers = row.keys if one and not case.text.get("layer_types") else ()
         for name, rope in {"": value, **layers_of(value)}.items():
-            if (found := _unwrapped(rope)) is not None:
+            if (found := _unwrapped(rope, wrappers)) is not None:
                 facts = {"key": f"{key}.{name}" if name else key, "value": rope, "new": found[0]}
                 facts |= {"fixable": found[1], "holder": value if name else case.text}
                 return {**facts, "name": name or key}
