@@ -751,4 +751,30 @@ BROKEN = [
         {**DEEPSEEK, "rope_interleave": True},
     ),
     Broken("pairs_of_another_stack", {**LLAMA, "rope_traditional": True}, None),
+    Broken("rope_object_elsewhere", {**LLAMA, "rope_kwargs": YARN}, RIGHT),
+    Broken(
+        "rope_object_elsewhere",
+        {**LLAMA, "quantization_config": {"bits": 4, "rope_scaling": YARN}},
+        {**RIGHT, "quantization_config": {"bits": 4}},
+    ),
+    Broken(
+        "rope_object_not_an_object",
+        changed(LLAMA, ["linear", 4.0]),
+        changed(LLAMA, {"rope_type": "linear", "factor": 4.0}),
+    ),
+    Broken(
+        "rope_object_not_an_object",
+        changed(LLAMA, "linear:4"),
+        changed(LLAMA, {"rope_type": "linear", "factor": 4.0}),
+    ),
+    Broken(
+        "rope_key_misspelled",
+        changed(LLAMA, {"compress_pos_emb": 4.0}),
+        changed(LLAMA, {"rope_type": "linear", "factor": 4.0}),
+    ),
+    Broken(
+        "rope_key_misspelled",
+        changed(LLAMA, {**YARN, "rope_beta_fast": 16.0}),
+        changed(LLAMA, {**YARN, "beta_fast": 16.0}),
+    ),
 ]
