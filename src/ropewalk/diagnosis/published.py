@@ -335,8 +335,8 @@ def _full_rope(case: Examination) -> dict[str, Any] | None:
 
 
 def _incomplete(case: Examination) -> bool:
-    """Return whether a rope object has keys of a scaling and lacks its type, or is no object."""
-    if any(not isinstance(case.text.get(key) or {}, dict) for key in OBJECT_KEYS):
+    """Return whether a rope object has keys of a scaling and lacks its type, or is a list."""
+    if any(isinstance(case.text.get(key), list) for key in OBJECT_KEYS):
         return True
     return any(type_of(rope) is None and rope.get("factor") is not None for _, rope in case.ropes())
 

@@ -522,12 +522,11 @@ def fraction_too_large(case: Examination, row: Mistake) -> Facts | None:
                 continue
             rotated = {each.get("rotated", 0) for each in rows_of(case)}
             new = None
-            if width and len(rotated) == 1 and any(rotated):
-                new = rotated.pop() / width  # as published
-            elif float(value).is_integer() and width:
+            if float(value).is_integer() and width:
                 count = int(value)
                 is_percent = count in (25, 50, 75, 100) and int(width * count / 100) % 2 == 0
-                if count & (count - 1) == 0 and 2 <= count <= width:  # a power of 2
+                is_percent |= width * count / 100 in rotated
+                if count & (count - 1) == 0 and 8 <= count <= width:  # a power of 2
                     new = count / width
                 elif is_percent:
                     new = count / 100
