@@ -572,7 +572,8 @@ BROKEN = [
         changed(LLAMA, scaled(YARN, factor=8.0), max_position_embeddings=16384),
     ),
     Broken("factor_too_small", changed(LLAMA, YARN, max_position_embeddings=16384), None),
-    Broken("factor_too_large", changed(RIGHT, max_position_embeddings=4096), RIGHT),
+    Broken("factor_too_large", changed(RIGHT, max_position_embeddings=6144), RIGHT),
+    Broken("factor_not_of_lengths", changed(RIGHT, max_position_embeddings=4096), None),
     Broken("factor_is_one", changed(LLAMA, {"rope_type": "linear", "factor": 1.0}), LLAMA),
     Broken("factor_is_integer", changed(LLAMA, scaled(YARN, factor=4)), RIGHT),
     Broken(
@@ -748,5 +749,32 @@ BROKEN = [
         "pairs_not_interleaved",
         {**DEEPSEEK, "rope_interleave": False},
         {**DEEPSEEK, "rope_interleave": True},
+    ),
+    Broken("pairs_of_another_stack", {**LLAMA, "rope_traditional": True}, None),
+    Broken("rope_object_elsewhere", {**LLAMA, "rope_kwargs": YARN}, RIGHT),
+    Broken(
+        "rope_object_elsewhere",
+        {**LLAMA, "quantization_config": {"bits": 4, "rope_scaling": YARN}},
+        {**RIGHT, "quantization_config": {"bits": 4}},
+    ),
+    Broken(
+        "rope_object_not_an_object",
+        changed(LLAMA, ["linear", 4.0]),
+        changed(LLAMA, {"rope_type": "linear", "factor": 4.0}),
+    ),
+    Broken(
+        "rope_object_not_an_object",
+        changed(LLAMA, "linear:4"),
+        changed(LLAMA, {"rope_type": "linear", "factor": 4.0}),
+    ),
+    Broken(
+        "rope_key_misspelled",
+        changed(LLAMA, {"compress_pos_emb": 4.0}),
+        changed(LLAMA, {"rope_type": "linear", "factor": 4.0}),
+    ),
+    Broken(
+        "rope_key_misspelled",
+        changed(LLAMA, {**YARN, "rope_beta_fast": 16.0}),
+        changed(LLAMA, {**YARN, "beta_fast": 16.0}),
     ),
 ]

@@ -159,6 +159,8 @@ def test_the_published_table_agrees_with_itself(row):
         head = row.get("head_dim") or row["hidden_size"] // row["heads"]
         name = "rotary_pct" if config["model_type"] == "gpt_neox" else "partial_rotary_factor"
         config[name] = row["rotated"] / head
+    if config["model_type"] == "mistral":
+        config["sliding_window"] = 4096 if row.get("windowed") else None
     if config["model_type"] == "gpt_neox":
         config["rotary_emb_base"] = config.pop("rope_theta")
     if config["model_type"] in ("qwen2_vl", "qwen2_5_vl"):

@@ -27,6 +27,13 @@ def _meanings() -> tuple[dict[str, str], dict[str, str]]:
     return of("anywhere", "inside"), of("anywhere", "outside")
 
 
+@cached("scalings that keys of other stacks mean", entries=1)
+def scalings() -> dict[str, str]:
+    """Return {name of a factor in another stack: the scaling that it is the factor of}."""
+    types = tomllib.loads(TABLE.read_text(encoding="utf-8"))["types"]
+    return {key: kind for kind, each in types.items() for key in each}
+
+
 def meaning(key: str, inside: bool = False) -> str | None:
     """Return what a key of another stack means, by aliases.toml; None if it is not in the table."""
     known = _meanings()[not inside]

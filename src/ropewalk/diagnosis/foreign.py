@@ -278,12 +278,15 @@ def _said_by(case: Examination, key: str, value: Any) -> bool:
 
 @finder
 def rope_key_unread(case: Examination, row: Mistake) -> Facts | None:
-    """Find a key that is named like one of a rope and that this family's code does not read."""
+    """Find a key that is named like one of a rope and that this family's code does not read; `names`
+    has {model type: a key that only the code of its checkpoints reads}.
+    """
     family = case.family
     if not family.known or case.metadata is not None or "_class_name" in case.text:
         return None
     read = {*family.reads, *family.renamed.values(), *family.defaults, *OBJECT_KEYS}
     read |= {each.key for each in family.layer_thetas.values()}
+    read |= {row.names.get(str(case.model_type))}
     anywhere = {*CONFIG_CHECKS, *keys.inner_keys(), *keys.THETA_KEYS, *keys.FRACTION_KEYS}
     for key, value in case.text.items():
         other_family = key in keys.LAYER_TYPE_THETA_KEYS and not family.layer_thetas
@@ -300,6 +303,21 @@ def rope_key_unread(case: Examination, row: Mistake) -> Facts | None:
             continue
         facts = {"key": key, "value": value, "name": key, "holder": case.text}
         return {**facts, "model": case.model_type}
+    return None
+
+
+@finder
+def pairs_contradict(case: Examination, row: Mistake) -> Facts | None:
+    """Find a key of another stack that pairs neighbours, in a model that pairs halves; `names` has
+    {such a key: the value that says so}.
+    """
+    specs = [spec for spec in (case.specs() or {}).values() if spec is not None]
+    if not case.family.known or not specs or any(spec.layout != "half" for spec in specs):
+        return None
+    for key in row.names.keys() & case.text.keys():
+        value = case.text[key]
+        if json.dumps(value) == row.names[key] and key not in case.family.reads:
+            return {"key": key, "value": value, "model": case.model_type}
     return None
 
 

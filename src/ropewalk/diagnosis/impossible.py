@@ -32,7 +32,8 @@ def factor_and_length_swapped(case: Examination, row: Mistake) -> Facts | None:
         factor, trained = positive(rope.get("factor")), whole(rope.get(TRAINED_LENGTH_KEY))
         if factor is None or trained is None or not float(factor).is_integer():
             continue
-        if factor >= LEAST_LENGTH > 128 > trained and factor * trained == case.served:
+        fits = factor * trained == case.served or factor == published_trained_length(case)
+        if factor >= LEAST_LENGTH > 128 > trained and fits:
             return {"key": at(place, "factor"), "value": factor, "other": trained, "holder": rope}
     return None
 

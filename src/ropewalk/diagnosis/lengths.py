@@ -187,12 +187,20 @@ def factor_too_large(case: Examination, row: Mistake) -> Facts | None:
     # equal lengths: the served length was left as it was, which engines multiply themselves
     if served == trained or trained * factor <= served * (1 + SAME_LENGTH):
         return None
+    # lengths that nobody published say another factor; served shorter texts say none
+    ratio = served / trained
+    far = ratio >= 2 and ratio.is_integer() and factor >= 2 * ratio
+    rows = rows_of_any_length(case)
+    far = far and not any("scaling" in each or served in each["lengths"] for each in rows)
+    if far != ("far" in row.names):
+        return None
     return {
         "key": "factor",
         "value": factor,
         "covered": round(trained * factor),
         "served": served,
-        "ratio": served / trained,
+        "trained": trained,
+        "ratio": ratio,
     }
 
 
@@ -453,6 +461,10 @@ def factor_missing(case: Examination, row: Mistake) -> Facts | None:
         # the ratio is what YaRN's code takes; Llama 3 has another factor than its ratio
         can = kind in ("yarn", "linear", "dynamic") and ratio is not None and ratio > 1
         can = can and (kind == "yarn" or case.length is not None)
+        # a published length that is no multiple was served without a scaling
+        can = can and (
+            case.length is not None or float(ratio or 0).is_integer() or not rows_of(case)
+        )
         return {
             "key": at(place, "factor"),
             "value": None,

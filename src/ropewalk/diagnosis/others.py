@@ -28,19 +28,22 @@ from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 
 #: the scaling types that llama.cpp knows
 GGUF_TYPES = ("none", "linear", "yarn", "longrope")
+#: families that need a rope object, whose class has plain ropes where a config has none
+PLAIN_CLASSES = ("mimo_v2_flash",)
 #: the config keys of a model that its draft takes over
 INHERITED = (*OBJECT_KEYS, "rope_theta", TRAINED_LENGTH_KEY, SERVED_LENGTH_KEY)
 
 
 def _without_rotation(case: Examination) -> bool:
     """Return whether a config cannot be read because its model does not rotate, or by no rope that
-    a spec describes.
+    a spec describes, or by the plain ropes of its class.
     """
     error, family = case.error(), case.family
     if error is None:
         return False
     switched_off = error.field in family.rotates_if and error.value is not None
     unknown = error.field == "rope_parameters or rope_theta"
+    unknown |= error.field == "rope_parameters" and case.model_type in PLAIN_CLASSES
     return family.refused is not None or error.field == "alibi" or switched_off or unknown
 
 
@@ -60,7 +63,10 @@ def unreadable(case: Examination, row: Mistake) -> Facts | None:
         return None
     absent = _is_absent(case, error.field)
     value = None if absent and row.id != "rope_not_described" else error.value
-    return {"key": error.field, "value": value, "why": error.rule, "absent": absent}
+    why = error.rule
+    if case.model_type in PLAIN_CLASSES and "note" in row.names:
+        why = f"the class of {case.model_type} has plain ropes of its own"
+    return {"key": error.field, "value": value, "why": why, "absent": absent}
 
 
 @finder

@@ -122,6 +122,8 @@ def both_objects(case: Examination, row: Mistake) -> Facts | None:
     fits = [key for key in OBJECT_KEYS if _reaches_served(case, key)]
     if old is not None and new is not None and len(fits) == 1:
         keep = fits[0]
+    elif old is not None and new is not None and _is_default(v4) and not _is_default(v5):
+        keep = "rope_parameters"  # a type alone says less than a scaling
     return {**facts, "keep": keep, "fixable": old is not None or new is not None}
 
 
@@ -134,6 +136,48 @@ def keep_one_object(case: Examination, row: Mistake, facts: Facts) -> None:
     root = _without(case, gone)
     case.root.clear()
     case.root.update(root)
+
+
+def _is_scaling(value: Any) -> bool:
+    """Return whether an object has the name of a scaling, and a number that a rope has."""
+    if not isinstance(value, dict) or type_of(value) not in keys.rope_types():
+        return False
+    return any(positive(value.get(key)) for key in ("factor", THETA))
+
+
+@finder
+def object_elsewhere(case: Examination, row: Mistake) -> Facts | None:
+    """Find a rope object under another key, or inside an object that is no model of its own, in a
+    config without a rope object.
+    """
+    if not case.family.known or case.metadata is not None or any(_objects(case)):
+        return None
+    sizes = {"model_type", *keys.HIDDEN_SIZE_KEYS}
+    for key, value in case.text.items():
+        if not isinstance(value, dict) or key in OBJECT_KEYS or sizes & value.keys():
+            continue
+        inner = next((k for k in OBJECT_KEYS if _is_scaling(value.get(k))), None)
+        if inner is None and not _is_scaling(value):
+            continue
+        rope = value if inner is None else value[inner]
+        # theta in it, and none outside: the form of transformers 5
+        new = positive(rope.get(THETA)) and case.text.get(THETA) is None
+        facts = {"key": key if inner is None else f"{key}.{inner}", "value": type_of(rope)}
+        facts |= {"new": inner or OBJECT_KEYS[not new], "name": key, "inner": inner}
+        return {**facts, "rope": rope, "model": case.model_type}
+    return None
+
+
+@repair
+def move_object(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Write a rope object under its own key, in the config itself."""
+    if facts["inner"] is None:
+        del case.text[facts["name"]]
+    else:
+        del case.text[facts["name"]][facts["inner"]]
+        if not case.text[facts["name"]]:
+            del case.text[facts["name"]]
+    case.text[facts["new"]] = facts["rope"]
 
 
 @finder
@@ -587,15 +631,15 @@ def layer_scaling_swapped(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def layer_scaling_extra(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling at a layer type that is unscaled in this family, beside that of the layer type
-    that is scaled, in a model of a published size and length.
+    that is scaled: the same one, or any in a model of a published size and length.
     """
-    if not any(case.served in each["lengths"] for each in rows_of(case)):
-        return None
+    published = any(case.served in each["lengths"] for each in rows_of(case))
     layers, thetas = layers_of(_objects(case)[0] or {}), case.family.layer_thetas
     scaled = [n for n in layers if n in thetas and thetas[n].scaled and not _is_default(layers[n])]
     for name in (n for n in layers if n in thetas and not thetas[n].scaled):
         rope = layers[name]
-        if scaled and not _is_default(rope):
+        same = [n for n in scaled if {**layers[n], THETA: 0} == {**rope, THETA: 0}]
+        if scaled and not _is_default(rope) and (published or same):
             new = {"rope_type": "default", THETA: rope.get(THETA, thetas[name].default)}
             facts = {"key": f"rope_parameters.{name}", "value": type_of(rope), "new": new}
             facts |= {"layer": scaled[0], "model": case.model_type, "name": name}
@@ -796,21 +840,27 @@ def two_fields(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def trained_length_twice(case: Examination, row: Mistake) -> Facts | None:
-    """Find a trained length outside the rope that differs from the one inside."""
+    """Find a trained length outside the rope, under a name in `keys`, that differs from the one
+    inside. The other names than the first count only if the served length follows from them.
+    """
     rope = case.flat()
     inside = positive(rope.get(TRAINED_LENGTH_KEY)) if rope else None
-    outside = positive(case.text.get(TRAINED_LENGTH_KEY))
+    factor, served = case.factor, case.served
+    name = next((key for key in row.keys if positive(case.text.get(key))), row.keys[0])
+    outside = positive(case.text.get(name))
     if rope is None or inside is None or outside is None or inside == outside:
         return None
-    factor, served = case.factor, case.served
     fits = [each for each in (inside, outside) if factor and each * factor == served]
     known = published_trained_length(case)
+    if name != row.keys[0] and (fits != [outside] or known is not None):
+        return None
     new = fits[0] if len(fits) == 1 else known if known in (inside, outside) else None
     return {
         "key": TRAINED_LENGTH_KEY,
         "value": inside,
         "other": outside,
         "rope": rope,
+        "name": name,
         "new": new,
         "fixable": new is not None,
     }
@@ -819,7 +869,7 @@ def trained_length_twice(case: Examination, row: Mistake) -> Facts | None:
 @repair
 def one_trained_length(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the same trained length at both places."""
-    facts["rope"][TRAINED_LENGTH_KEY] = case.text[TRAINED_LENGTH_KEY] = facts["new"]
+    facts["rope"][TRAINED_LENGTH_KEY] = case.text[facts["name"]] = facts["new"]
 
 
 @finder

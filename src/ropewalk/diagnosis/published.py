@@ -18,6 +18,7 @@ from ropewalk.diagnosis.case import (
     Examination,
     Facts,
     layers_of,
+    positive,
     read_type,
     specs_of,
     type_of,
@@ -79,11 +80,13 @@ def rows_of_any_length(case: Examination) -> list[dict[str, Any]]:
 
 
 def rows_of(case: Examination) -> list[dict[str, Any]]:
-    """Return the published models with the sizes of a config. Of several, those with its served and
-    its trained length are returned; if none has both, those with its served length; else those
-    that serve its trained length; else all.
+    """Return the published models with the sizes of a config. Of several, those that have a window
+    where it has one; of these, those with its served and its trained length are returned; if none
+    has both, those with its served length; else those that serve its trained length; else all.
     """
     found = rows_of_any_length(case)
+    if case.text.get("sliding_window", 0) is None:
+        found = [row for row in found if not row.get("windowed")] or found
     served = [row for row in found if case.served in row["lengths"]]
     both = [row for row in served if case.trained is not None and _trained(row) == case.trained]
     return both or served or [row for row in found if case.trained in row["lengths"]] or found
@@ -319,20 +322,29 @@ def scaling_lost(case: Examination, row: Mistake) -> Facts | None:
         "new": scaling,
         "model": rows[0]["name"],
         # ropes by layer type have one scaling each
-        "fixable": whole_scaling and not (case.family.layer_thetas and case.ropes()),
+        "fixable": whole_scaling and (not case.family.layer_thetas or _full_rope(case) is not None),
         "length": case.served or rows[0]["lengths"][0],
     }
 
 
+def _full_rope(case: Examination) -> dict[str, Any] | None:
+    """Return the rope of full attention in ropes by layer type; {} if there is no rope object."""
+    ropes = case.ropes()
+    found = (rope for place, rope in ropes if place == f"rope_parameters.{FULL}")
+    return next(found, None) if ropes else {}
+
+
 def _incomplete(case: Examination) -> bool:
-    """Return whether a rope object has keys of a scaling and lacks its type."""
+    """Return whether a rope object has keys of a scaling and lacks its type, or is a list."""
+    if any(isinstance(case.text.get(key), list) for key in OBJECT_KEYS):
+        return True
     return any(type_of(rope) is None and rope.get("factor") is not None for _, rope in case.ropes())
 
 
 @repair
 def put_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the published scaling in the form that the config has."""
-    v5 = case.text.get("rope_parameters")
+    v5 = _full_rope(case) if case.family.layer_thetas else case.text.get("rope_parameters")
     if isinstance(v5, dict) and v5:
         v5.update(facts["new"])
         v5.pop("type", None)
@@ -410,7 +422,9 @@ def trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
         return None
     served = case.served if case.served != trained else known * factor
     holder = next(o for _, o in case.places() if o.get(TRAINED_LENGTH_KEY) is not None)
-    published, needed = rows_of(case)[0], max(case.length or 0, case.served or 0)
+    rows = [row for row in rows_of_any_length(case) if _trained(row) == known]
+    published = next((row for row in rows if _theta(case) in row["theta"]), rows_of(case)[0])
+    needed = max(case.length or 0, case.served or 0)
     length = case.length or 0
     plain = "scaling" not in published and length > 0
     fits = bool(served) and math.isclose(served, known * factor, rel_tol=0.02)
@@ -574,7 +588,11 @@ def yarn_unusual(case: Examination, row: Mistake) -> Facts | None:
         return None
     for place, rope in case.ropes():
         for key, usual in row.names.items():
-            value = rope.get(key)
+            value, factor = rope.get(key), positive(rope.get("factor"))
+            if key == "attention_factor":  # one that is not 1 may have been measured
+                if value != 1 or factor is None or factor <= 1:
+                    continue
+                usual = f"{0.1 * math.log(factor) + 1:g}"
             if value is None or str(value).removesuffix(".0") == usual:
                 continue
             facts = {"key": f"{place}.{key}", "value": value, "usual": usual, "name": key}

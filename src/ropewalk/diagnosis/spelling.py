@@ -11,7 +11,7 @@ from typing import Any
 from ropewalk.config import keys
 from ropewalk.config.checks import CONFIG_CHECKS
 from ropewalk.config.normal import NAMES
-from ropewalk.diagnosis.aliases import meaning
+from ropewalk.diagnosis.aliases import meaning, scalings
 from ropewalk.diagnosis.case import (
     OBJECT_KEYS,
     Examination,
@@ -24,6 +24,7 @@ from ropewalk.diagnosis.case import (
     whole,
 )
 from ropewalk.diagnosis.mistakes import Mistake, finder, mistakes, repair
+from ropewalk.diagnosis.published import rows_of
 from ropewalk.frequencies.formulas import ntk_theta
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 
@@ -57,6 +58,8 @@ ALIASES = (
 #: rope; for a key of the config itself, which has many other keys; for a scaling, whose names are
 #: short
 LIKENESS, LIKENESS_OUTSIDE, LIKENESS_OF_TYPES = 0.8, 0.83, 0.75
+#: what may stand before the name of a key of a rope
+PREFIX = re.compile(r"^(rope|rope_scaling|scaling|yarn|llama3|longrope)_")
 #: a letter after a number multiplies it by this power of 1024 in an integer key, of 1000 in others
 LETTERS = {"k": 1, "m": 2}
 
@@ -137,9 +140,26 @@ def not_an_object(case: Examination, row: Mistake) -> Facts | None:
         value = case.text.get(key)
         if value is not None and not isinstance(value, dict):
             empty = not value  # false, 0 and [] can only mean that there is no scaling
-            facts = {"key": key, "value": value, "fixable": empty}
-            return {**facts, "new": None, "holder": case.text, "name": key}
+            new = None if empty else _listed(value)
+            facts = {"key": key, "value": value, "fixable": empty or new is not None, "new": new}
+            facts |= {"holder": case.text, "name": key, "words": json.dumps(new)}
+            return facts
     return None
+
+
+def _listed(value: Any) -> dict[str, Any] | None:
+    """Return the rope object that a list of a scaling and its factor means, or a text of both such
+    as "linear:4"; None if it is neither.
+    """
+    parts = re.split(r"[\s:=,x]+", value) if isinstance(value, str) else value
+    if not isinstance(parts, list) or len(parts) != 2:
+        return None
+    names = [kind for each in parts if isinstance(each, str) and (kind := _scaling_called(each))]
+    factors = [
+        n for x in parts if (n := _number(x, "factor") if isinstance(x, str) else number_of(x))
+    ]
+    fits = len(names) == len(factors) == 1 and names[0] != "default" and factors[0] > 1
+    return {"rope_type": names[0], "factor": float(factors[0])} if fits else None
 
 
 @repair
@@ -263,6 +283,8 @@ def nearest(word: str, known: Iterable[str], likeness: float) -> str | None:
     names = {plain(each): each for each in sorted(known)}
     own = plain(word)
     near = difflib.get_close_matches(own, names, n=1, cutoff=likeness)
+    if not near and likeness < 1:  # two letters that were exchanged
+        near = [each for each in names if sorted(each) == sorted(own)][:1]
     if not near and likeness < 1:  # the beginning of one name, as in "partial_rotary"
         begun = [each for each in names if each.startswith(own)]
         near = begun if len(begun) == 1 and "_" in word else []
@@ -361,6 +383,9 @@ def type_missing(case: Examination, row: Mistake) -> Facts | None:
             meant = next((row.names[key] for key in row.names if key in given), None)
             if meant == "yarn" and "yarn" in case.family.renamed:
                 meant = None
+            known = [row["scaling"] for row in rows_of(case) if "scaling" in row]
+            if meant is None and len(known) == 1 and all(known[0].get(k) == rope[k] for k in given):
+                meant = known[0]["rope_type"]
             listed = ", ".join(sorted(given - free))
             facts = {"key": at(place, "rope_type"), "given": listed, "value": meant}
             return {
@@ -407,24 +432,26 @@ def key_misspelled(case: Examination, row: Mistake) -> Facts | None:
         for key in rope:
             if key in known or isinstance(rope[key], dict):
                 continue
-            new = meaning(key, inside=True) or nearest(key, known, LIKENESS)
+            short = PREFIX.sub("", key)
+            new = meaning(key, inside=True) or (short if short in known else None)
+            new = new or nearest(key, known, LIKENESS)
             if new == "rope_type" and not isinstance(rope[key], str):
                 continue
             if new in known and new not in keys.UNREAD_KEYS and rope.get(new) is None:
-                return {
-                    "key": at(place, key),
-                    "value": rope[key],
-                    "new": new,
-                    "holder": rope,
-                    "name": key,
-                }
+                facts = {"key": at(place, key), "value": rope[key], "new": new, "name": key}
+                kind = None if type_of(rope) is not None else scalings().get(key)
+                return {**facts, "holder": rope, "type": kind}
     return None
 
 
 @repair
 def rename(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Give a value its right key, at the place of the wrong one."""
+    """Give a value its right key, at the place of the wrong one, beside the scaling that the wrong
+    one is the name of.
+    """
     holder, old, new = facts["holder"], facts["name"], facts["new"]
+    if facts.get("type"):
+        holder["rope_type"] = facts["type"]
     items = [(new if key == old else key, value) for key, value in holder.items() if key != new]
     holder.clear()
     holder.update(items)
@@ -460,6 +487,8 @@ def outer_key_misspelled(case: Examination, row: Mistake) -> Facts | None:
     for key in (*names, *NAMES.get(standard, ())):
         # what is the default anyway need not be read
         default = case.family.default(standard)
+        if standard in OBJECT_KEYS and not isinstance(case.text.get(key), dict | list | str):
+            continue
         if key != read and case.text.get(key) not in (None, default):
             return {
                 "key": key,
@@ -521,16 +550,18 @@ def _scaling_called(name: str) -> str | None:
     return name if name in keys.rope_types() else row.names.get(plain(name))
 
 
-def _unwrapped(rope: dict[str, Any]) -> tuple[dict[str, Any], bool] | None:
+def _unwrapped(
+    rope: dict[str, Any], wrappers: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], bool] | None:
     """Return a rope object without the object inside it that has its keys, and whether no key has
     two values; None if there is no such object.
 
-    The object inside has the name of a rope object or of a scaling.
+    The object inside has the name of a rope object or of a scaling, or one of `wrappers`.
     """
     inside = [key for key, value in rope.items() if isinstance(value, dict)]
     name = inside[0] if len(inside) == 1 else ""
-    kind = None if name in OBJECT_KEYS else _scaling_called(name)
-    if not name or (name not in OBJECT_KEYS and kind is None):
+    kind = None if name in (*OBJECT_KEYS, *wrappers) else _scaling_called(name)
+    if not name or (name not in (*OBJECT_KEYS, *wrappers) and kind is None):
         return None
     beside, inner = {key: value for key, value in rope.items() if key != name}, rope[name]
     if type_of(inner) is not None and type_of(beside) == "default":
@@ -554,8 +585,11 @@ def object_wrapped(case: Examination, row: Mistake) -> Facts | None:
             return {**facts, "holder": case.text, "name": key}
         if not isinstance(value, dict):
             continue
+        # a family with one rope has no layer types in rope_scaling
+        one = key == "rope_scaling" and case.family.known and not case.family.layer_thetas
+        wrappers = row.keys if one and not case.text.get("layer_types") else ()
         for name, rope in {"": value, **layers_of(value)}.items():
-            if (found := _unwrapped(rope)) is not None:
+            if (found := _unwrapped(rope, wrappers)) is not None:
                 facts = {"key": f"{key}.{name}" if name else key, "value": rope, "new": found[0]}
                 facts |= {"fixable": found[1], "holder": value if name else case.text}
                 return {**facts, "name": name or key}

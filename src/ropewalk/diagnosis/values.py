@@ -73,8 +73,10 @@ def _impossible(case: Examination, place: str, holder: dict, key: str) -> Facts:
     lengths, a default or the published config say it.
     """
     facts = {"key": at(place, key), "value": holder[key], "holder": holder, "name": key}
-    meant = ratio(case)
-    if key == "factor" and meant is not None and meant > 1:
+    meant = ratio(case) or 0.0
+    # a published length that is no multiple was served without a scaling
+    says = meant > 1 and (meant.is_integer() or not rows_of(case))
+    if key == "factor" and says:
         return {**facts, "new": float(meant), "words": f"served / trained length = {meant:g}"}
     if key in REMOVABLE:
         return {**facts, "new": None, "words": "its default: remove the key"}
@@ -518,11 +520,13 @@ def fraction_too_large(case: Examination, row: Mistake) -> Facts | None:
             value = positive(holder[key])
             if value is None or value <= 1:
                 continue
+            rotated = {each.get("rotated", 0) for each in rows_of(case)}
             new = None
             if float(value).is_integer() and width:
                 count = int(value)
                 is_percent = count in (25, 50, 75, 100) and int(width * count / 100) % 2 == 0
-                if count & (count - 1) == 0 and 2 <= count <= width:  # a power of 2
+                is_percent |= width * count / 100 in rotated
+                if count & (count - 1) == 0 and 8 <= count <= width:  # a power of 2
                     new = count / width
                 elif is_percent:
                     new = count / 100
