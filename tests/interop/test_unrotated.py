@@ -128,6 +128,56 @@ def test_without_a_list_the_interval_says_which_layers_rotate(family, interval):
     ]
 
 
+@pytest.mark.parametrize("layers", [12, 13])
+@pytest.mark.parametrize(
+    ("family", "given"),
+    [
+        ("afmoe", {}),
+        ("afmoe", {"global_attn_every_n_layers": 3}),
+        ("bailing_hybrid", {}),
+        ("bailing_hybrid", {"layer_group_size": 5}),
+        ("beam", {}),
+        ("cohere2", {}),
+        ("cohere2", {"sliding_window_pattern": 3}),
+        ("exaone4", {}),
+        ("exaone4", {"sliding_window_pattern": 2}),
+        ("exaone_moe", {}),
+        ("gemma3_text", {}),
+        ("gemma3_text", {"sliding_window_pattern": 5}),
+        ("gemma3n_text", {}),
+        ("minimax", {}),
+        ("modernbert", {}),
+        ("modernbert", {"global_attn_every_n_layers": 2}),
+        ("olmo3", {}),
+        ("olmo_hybrid", {}),
+        ("qwen3_5_text", {}),
+        ("qwen3_next", {}),
+        ("qwen3_next", {"full_attention_interval": 3}),
+    ],
+)
+def test_without_layer_types_the_layers_are_those_of_the_families_class(family, given, layers):
+    """A config.json may leave `layer_types` to its class, as those of Gemma 3 and Cohere 2 do."""
+    keys = {"num_hidden_layers": layers, **given}
+    theirs = CONFIG_MAPPING[family](**keys).layer_types
+    keys |= {"model_type": family, "hidden_size": 512, "num_attention_heads": 4}
+    keys |= {"head_dim": 128, "rope_theta": 5e5}
+    if family == "bailing_hybrid":
+        keys["qk_rope_head_dim"] = 64
+    if family == "qwen3_5_text":
+        keys["rope_parameters"] = {"mrope_section": [6, 5, 5], "partial_rotary_factor": 0.25}
+    if family == "olmo3":
+        keys["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
+    declared = layer_specs({**keys, "layer_types": theirs})
+    assert len(set(declared)) == 2
+    assert layer_specs(keys) == declared
+
+
+def test_an_interval_that_is_no_number_of_layers_needs_layer_types():
+    config = {"model_type": "exaone4", "head_dim": 8, "num_hidden_layers": 4}
+    with pytest.raises(RopeError, match="layer_types: must be given to tell which layers are"):
+        layer_specs({**config, "sliding_window_pattern": "LLLG"})
+
+
 def test_more_than_65536_layers_are_refused():
     with pytest.raises(
         RopeError, match="num_hidden_layers: must be an integer from 1 to 65536; got 65537"

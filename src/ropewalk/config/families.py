@@ -59,6 +59,34 @@ class LayerTheta:
 
 
 @dataclass(frozen=True)
+class FullLayers:
+    """Which layers have full attention if a config has no `layer_types`: each `every`-th.
+
+    key     the config key that gives another interval; None: no key does
+    others  the type of the other layers
+    first   layers are counted so that the first is one of them, not the `every`-th
+    last    the last layer is one of them too
+    """
+
+    every: int
+    key: str | None = None
+    others: str = "sliding_attention"
+    first: bool = False
+    last: bool = False
+
+    def layer_types(self, config: Mapping[str, Any], count: int) -> list[str] | None:
+        """Return the layer type of each of `count` layers; None if the config's own interval is no
+        number of layers.
+        """
+        every = self.every if self.key is None else config.get(self.key, self.every)
+        if type(every) is not int or every < 1:
+            return None
+        full = {count - 1} if self.last else set()
+        full.update(range(0 if self.first else every - 1, count, every))
+        return ["full_attention" if i in full else self.others for i in range(count)]
+
+
+@dataclass(frozen=True)
 class Family:
     """Pair layout, defaults and rules of one family; a row gives only what differs from most code.
 
@@ -82,6 +110,8 @@ class Family:
     defaults_if         {condition: {config key: value}}, before `defaults`. Conditions: "scaled"
                         (any rope_type but default), "no_rope_object", or a rope_type
     layer_thetas        {layer type: its theta} if layer types have different thetas
+    full_layers         which layers have full attention without `layer_types`, where the ropes of
+                        the others differ or they have none
     axis_order          the order of `mrope_section` along the pairs; None: `mrope_interleaved`
                         gives it
     unrotated           the rule by which some layers are not rotated, one of UNROTATED_RULES
@@ -103,6 +133,7 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     defaults_if: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     layer_thetas: Mapping[str, LayerTheta] = field(default_factory=dict)
+    full_layers: FullLayers | None = None
     axis_order: str | None = None
     unrotated: str | None = None
     rope_required: bool = False
@@ -319,6 +350,17 @@ def _theta_of_layer_type(key: str, value: object) -> dict[str, LayerTheta]:
     return checked
 
 
+def _full_layers(key: str, value: object) -> FullLayers:
+    """Return the FullLayers of the table `full_layers` of a row; refuse one without `every`, or with
+    another key.
+    """
+    row = _table(key, value)
+    checks = {"every": _width, "key": _text, "others": _text, "first": flag, "last": flag}
+    if "every" not in row or not row.keys() <= checks.keys():
+        raise RopeError(key, "must have every, and may have key, others, first and last", row)
+    return FullLayers(**{name: checks[name](f"{key}.{name}", each) for name, each in row.items()})
+
+
 _DEFAULT_CHECKS = {
     "rope_theta": _positive,
     "head_dim": _width,
@@ -340,6 +382,7 @@ _CHECKS = {
         name: _defaults(f"{key}.{name}", each) for name, each in _table(key, value).items()
     },
     "layer_thetas": _theta_of_layer_type,
+    "full_layers": _full_layers,
     "axis_order": _name_of(ORDERS),
     "unrotated": _name_of(UNROTATED_RULES),
     "rotates_if": _values,

@@ -82,6 +82,10 @@ def layer_names(config: Mapping[str, Any], family: Family, names: Sequence[str])
     count = len(declared) if declared else _layer_count(config)
     if count is None:
         raise RopeError(LAYER_COUNT_KEYS[0], "must be given to tell the layers apart", None)
+    if not declared and family.full_layers is not None:
+        of_family = family.full_layers.layer_types(config, count) or ()
+        # without a sliding window some families have full attention alone
+        declared = of_family if {*of_family} <= {*names, *WITHOUT_ATTENTION} else None
     if not declared:
         if rotates is None and len(names) > 1:
             raise RopeError(
