@@ -109,6 +109,31 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         len(reading.case.config.get("no_rope_layers") or [0] * 10**6)
         < (reading.case.config.get("num_hidden_layers") or 0)
     ),
+    "theta of more than 64 bits": lambda reading: any(
+        isinstance(place.get("rope_theta"), int) and abs(place["rope_theta"]) >= 1 << 63
+        for place in (reading.case.config, reading.case.rope)
+    ),
+    "yarn in some layer without a trained length": lambda reading: any(
+        rope.get("rope_type") == "yarn" and "original_max_position_embeddings" not in rope
+        for rope in reading.case.ropes
+    ),
+    "fewer entries of layer_rope_theta than layers": lambda reading: (
+        len(reading.case.config.get("layer_rope_theta") or [0] * 10**6)
+        < (reading.case.config.get("num_hidden_layers") or 0)
+    ),
+    "fewer layer types than layers": lambda reading: (
+        len(reading.case.config.get("layer_types") or [0] * 10**6)
+        < (reading.case.config.get("num_hidden_layers") or 0)
+    ),
+    "layer types in another order": lambda reading: _in_another_order(reading.case),
+    "rotary_dim is null": lambda reading: reading.case.config.get("rotary_dim", 0) is None,
+    "head_dim is not the rotated width": lambda reading: (
+        reading.case.value("config.head_dim") not in (None, reading.case.head_dim)
+    ),
+    # a rope of the image tower with a scaling that is computed with a served length, which it lacks
+    "vision rope without a length": lambda reading: bool(
+        reading.case.config.get("vision_scaling_outside")
+    ),
     "no key rope_scaling": lambda reading: "rope_scaling" not in reading.case.config,
     "no key factor": lambda reading: "factor" not in reading.case.rope_with_nulls,
     "v4 rope given": lambda reading: bool(reading.case.config.get("rope_scaling")),
@@ -143,12 +168,27 @@ def _named_outside(case: ServedLayer) -> str | None:
 
 
 def _scaled_outside(case: ServedLayer) -> bool:
-    return _named_outside(case) not in (None, "default")
+    return _named_outside(case) not in (None, "default", "mrope")
 
 
 def _other_number_of_layer_types(case: ServedLayer) -> bool:
     types, layers = case.config.get("layer_types"), case.config.get("num_hidden_layers")
     return isinstance(types, list) and layers is not None and len(types) != layers
+
+
+def _in_another_order(case: ServedLayer) -> bool:
+    """Return whether the layer types are not those of every n-th layer with full attention, by
+    sliding_window_pattern or the default of the family.
+    """
+    types = case.config.get("layer_types")
+    period = case.config.get("sliding_window_pattern") or {"cohere2": 4}.get(
+        case.model_type or "", 6
+    )
+    if not isinstance(types, list) or not isinstance(period, int):
+        return types is not None
+    return any(
+        (name == "full_attention") != (layer % period == 0) for layer, name in enumerate(types, 1)
+    )
 
 
 def _gives_theta(case: ServedLayer) -> bool:

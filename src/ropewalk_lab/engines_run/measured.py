@@ -24,6 +24,7 @@ PERIODS = {
     "gemma3n_text": ("sliding_window_pattern", 5),
     "gemma4_text": ("sliding_window_pattern", 6),
     "olmo3": ("sliding_window_pattern", 4),
+    "recurrent_gemma": ("attention_period", 3),
     "qwen3_next": ("full_attention_interval", 4),
     "qwen3_5_text": ("full_attention_interval", 4),
     "qwen3_5_moe_text": ("full_attention_interval", 4),
