@@ -13,7 +13,8 @@ from functools import cached_property
 from typing import Any
 
 from ropewalk.config import file as config_file
-from ropewalk.config.hf import read_specs
+from ropewalk.config.families import family_of
+from ropewalk.config.hf import Explanation, read_specs
 from ropewalk.engines.case import OUTER_ARCHITECTURES, OUTER_TYPE, ServedLayer
 from ropewalk.engines.difference import Difference, Rotation, compare
 from ropewalk.engines.operations import length_problem
@@ -285,10 +286,14 @@ class _Question:
                 self.text = usual(text)
                 self.specs, self.explanation = read_specs(self.text, "exact")
         except RopeError as error:
+            self.warnings = (f"{error}; engines may read it all the same",)
+            if error.field in family_of(text.get("model_type")).rotates_if:  # no layer rotates
+                self.text, self.specs = text, {"full_attention": None}
+                self.explanation = Explanation(text.get("model_type"), ())
+                return
             self.why = reasons(text)
             self.text, self.left_out = readable(usual(text))
             self.specs, self.explanation = read_specs(self.text, "exact")
-            self.warnings = (f"{error}; engines may read it all the same",)
         self._cases: dict[int, dict[str, ServedLayer]] = {}
 
     @cached_property
@@ -396,23 +401,30 @@ class _Question:
 
 def _unrotated(asked: _Question, length: int) -> Iterator[EngineFinding]:
     """Yield the findings about a config of which no layer rotates."""
+    spec = RopeSpec(head_dim=64)
     for layer_type in asked.specs:
         for engine, release in asked.releases.items():
-            is_reference = engine == REFERENCE
-            says = f"not known: whether {release.title} rotates a layer of this config"
+            case = ServedLayer(spec, asked.original, layer_type, length, length)
+            refused = release.has_no_model(case, asked.releases)
+            problem = None if refused is None else refused.problem
+            if problem is None and case.model_type not in release.lists.get("read_unrotated", ()):
+                problem = f"not known: whether {release.title} rotates a layer of this config"
+            if engine == REFERENCE and refused is None:
+                problem = None
+            known = NOT_KNOWN if (problem or "").startswith("not known") else RULE
             yield EngineFinding(
                 engine,
                 layer_type,
                 length,
                 radians=(),
-                magnitude=1.0 if is_reference else None,
+                magnitude=1.0 if problem is None else None,
                 axis_of_pair=(),
                 rules=(),
-                problem=None if is_reference else says,
-                known=RULE if is_reference else NOT_KNOWN,
+                problem=problem,
+                known=known,
                 version=release.version,
                 date=release.read,
-                evidence=f"{RULE if is_reference else NOT_KNOWN}, {release.title} {release.version}",
+                evidence=f"{known}, {release.title} {release.version}",
             )
 
 

@@ -134,6 +134,10 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "vision rope without a length": lambda reading: bool(
         reading.case.config.get("vision_scaling_outside")
     ),
+    # a rope beside the text model, or in a config without one of a family that has one
+    "a wrapper's own rope is scaled by a length": lambda reading: (
+        _own_name(reading.case) in ("yarn", "llama3", "longrope")
+    ),
     "no key rope_scaling": lambda reading: "rope_scaling" not in reading.case.config,
     "no key factor": lambda reading: "factor" not in reading.case.rope_with_nulls,
     "v4 rope given": lambda reading: bool(reading.case.config.get("rope_scaling")),
@@ -167,6 +171,35 @@ def _named_outside(case: ServedLayer) -> str | None:
     return (rope.get("rope_type") or rope.get("type")) if isinstance(rope, Mapping) else None
 
 
+#: families whose config class has a part for the text model, and no served length itself
+WRAPPERS = (
+    "gemma3",
+    "llama4",
+    "mistral3",
+    "internvl",
+    "llava",
+    "aya_vision",
+    "cohere2_vision",
+    "ovis2",
+)
+
+
+def _own_name(case: ServedLayer) -> str | None:
+    """Return the name of the scaling that a config class with a part for the text model has itself,
+    not in that part.
+    """
+    config, suffix = case.config, "_outside"
+    if OUTER_TYPE not in config:
+        suffix = ""
+        if case.model_type not in WRAPPERS:
+            return None
+    elif config.get(OUTER_TYPE) not in WRAPPERS:
+        return None
+    ropes = [config.get(f"{key}{suffix}") for key in ("rope_scaling", "rope_parameters")]
+    rope = next((each for each in ropes if isinstance(each, Mapping) and each), {})
+    return rope.get("rope_type") or rope.get("type")
+
+
 def _scaled_outside(case: ServedLayer) -> bool:
     return _named_outside(case) not in (None, "default", "mrope")
 
@@ -186,7 +219,8 @@ def _in_another_order(case: ServedLayer) -> bool:
     )
     if not isinstance(types, list) or not isinstance(period, int):
         return types is not None
-    return any(
+    layers = case.config.get("num_hidden_layers")
+    return len(types) != (layers or len(types)) or any(
         (name == "full_attention") != (layer % period == 0) for layer, name in enumerate(types, 1)
     )
 

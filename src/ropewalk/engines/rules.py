@@ -37,9 +37,14 @@ SCALINGS_READ = [
     "ntk",
 ]
 
+#: the part of the rows about what a config class refuses before any rope is built; they hold for
+#: the engines that use the class too
+WHOLE = "whole config"
 #: what a config class checks: whether a value has the type
 TYPES: dict[str, Callable[[Any], bool]] = {
     "an integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "an integer above 0": lambda value: TYPES["an integer"](value) and value > 0,
+    "an integer above 0 or null": lambda value: value is None or TYPES["an integer above 0"](value),
     "an integer or null": lambda value: value is None or TYPES["an integer"](value),
     "true or false": lambda value: isinstance(value, bool),
     "a list of integers": lambda value: (
@@ -263,21 +268,26 @@ class Release:
                 OPERATIONS[rule.then](reading, rule, self, releases)
                 if reading.problem is not None:
                     return reading
-        classes = releases.get(self.code.get("types_of", ""))
-        own = self.lists.get("own_config_class", ())
-        if classes is not None and case.model_type not in own:
-            for key, kind in classes.wrong_types(case):
-                return reading.fail(f"refused: the config class takes only {kind} for {key}")
+        classes = releases.get(self.code.get("types_of", ""), self)
+        for each in (classes, self):
+            for rule in each.rules:
+                if rule.part == WHOLE and rule.matches(reading):
+                    return reading.fail(f"refused: {rule.text(reading)}")
+            for key, kind in each.wrong_types(case):
+                return reading.fail(f"refused: {key} must be {kind}")
         return None
 
     def wrong_types(self, case: ServedLayer) -> Iterator[tuple[str, str]]:
         """Yield the keys of a config whose values its config class refuses, and what it takes."""
         if case.model_type not in self.families:
             return
+        is_whole = CONDITIONS["whole config"](EngineReading(case))
         for row in self.types:
             families = row.get("families", self.families)
             if case.model_type in families and case.model_type not in row.get("not_families", ()):
                 for key in row["keys"]:
+                    if key not in case.config and row.get("needed") and is_whole:
+                        yield key, row["is"]
                     if key in case.config and not TYPES[row["is"]](case.config[key]):
                         yield key, row["is"]
 
@@ -331,7 +341,12 @@ class Release:
         for rule in self.rules:
             if reading.done:
                 break
-            if (part and rule.part != part) or rule.chain in ended or not rule.matches(reading):
+            if (
+                (part and rule.part != part)
+                or rule.part == WHOLE
+                or rule.chain in ended
+                or not rule.matches(reading)
+            ):
                 continue
             if rule.chain:
                 ended.add(rule.chain)

@@ -144,6 +144,12 @@ def _other_numbers(rope: Config) -> Config:
     return {**rope, **{key: OTHERS[key] for key in wrong}}
 
 
+def _served(config: Config, length: int) -> Config:
+    """Return the config with this served length in place of one below 1."""
+    wrong = [key for key in LENGTH_KEYS if key in config and is_at_most_zero(config[key])]
+    return {**config, **dict.fromkeys(wrong, length)}
+
+
 def _linear(rope: Config) -> Config:
     return _scaled(float(rope["factor"]))(rope)  # type: ignore[arg-type]
 
@@ -530,5 +536,7 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     ),
     "no fraction of an odd number": lambda config: _fractions(config, 0.5, has_odd_width),
     "a fourth instead of an odd number": lambda config: _fractions(config, 0.25, has_odd_width),
+    "a served length of 4096": lambda config: _served(config, 4096),
+    "a served length of 512": lambda config: _served(config, 512),
     "other numbers in the rope": lambda config: with_ropes(config, _other_numbers),
 }

@@ -43,12 +43,14 @@ from ropewalk.engines.rope_faults import (
     has_wrong_sections,
     is_above,
     is_above_one,
+    is_at_most_zero,
     is_below_one,
     is_float_length,
     is_no_number,
     is_no_width,
     is_numeric_text,
     is_text_model,
+    is_too_large,
     lacks_factors,
     lacks_needed,
     lacks_rope,
@@ -100,7 +102,13 @@ REASONS: dict[str, Callable[[Config], bool]] = {
     "something else than a number as theta": lambda config: any(
         is_no_number(place.get("rope_theta")) for place in (config, *all_ropes(config))
     ),
+    "factor above a million in a linear rope": lambda config: any(
+        map(is_too_large, all_ropes(config))
+    ),
     **{fault: _has(fault) for fault in FAULTS},
+    "served length below 1": lambda config: any(
+        is_at_most_zero(config.get(key)) for key in LENGTH_KEYS if key in config
+    ),
     "width that is a list or a word": lambda config: bool(no_widths(config)),
     "layer_types that are no list": lambda config: (
         not isinstance(config.get("layer_types"), list | tuple | None)
@@ -237,7 +245,9 @@ USUAL = {
     "something else than a number in the rope": "numbers in the rope",
     "something else than a number as theta": "theta 10,000",
     "factors of longrope that are no numbers": "fitting lists",
+    "factor above a million in a linear rope": "placeholders",
     **{fault: f"possible: {fault}" for fault in FAULTS},
+    "served length below 1": "a served length of 4096",
     "width that is a list or a word": "no width that is no number",
     "layer_types that are no list": "layer types of the class",
     "rotary_dim beside another fraction": "the width of rotary_dim",
@@ -293,6 +303,7 @@ OTHER = {
     "something else than a number as theta": "theta 100,000",
     "factors of longrope that are no numbers": "linear by 7",
     **{fault: f"other: {fault}" for fault in FAULTS},
+    "served length below 1": "a served length of 512",
     "width that is a list or a word": "a width of 64 instead of no number",
     "layer_types that are no list": "full attention alone",
     "rotary_dim beside another fraction": "the width of the fraction",

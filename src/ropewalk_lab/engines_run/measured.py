@@ -65,8 +65,8 @@ class LayerRope:
     """The rope of one layer: for each pair its frequency, in radians per step, and its axis; the
     magnitude, and the layout of the pairs.
 
-    Pairs at the end with frequency 0 are left out, so that a partial rope and one with frequencies
-    0 for its last pairs are equal.
+    Pairs at the start and the end with frequency 0 are left out, so that a partial rope and one
+    with frequencies 0 for its other pairs are equal.
     """
 
     radians: tuple[float, ...]
@@ -76,12 +76,12 @@ class LayerRope:
 
     @classmethod
     def of(cls, radians: Any, magnitude: float, axis: Any, layout: str | None) -> LayerRope:
-        """Return a rope without the pairs at its end that have frequency 0."""
-        count = max(
-            (index + 1 for index, value in enumerate(radians) if abs(value) > ZERO_FREQUENCY),
-            default=0,
-        )
-        return cls(tuple(radians[:count]), magnitude, tuple(axis[:count]), layout)
+        """Return a rope without the pairs at its start and its end that have frequency 0: the
+        part of a head that rotates may be its end.
+        """
+        rotate = [index for index, value in enumerate(radians) if abs(value) > ZERO_FREQUENCY]
+        part = slice(rotate[0], rotate[-1] + 1) if rotate else slice(0)
+        return cls(tuple(radians[part]), magnitude, tuple(axis[part]), layout)
 
     @classmethod
     def read(cls, rope: Mapping[str, Any]) -> LayerRope:
