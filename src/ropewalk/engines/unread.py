@@ -95,7 +95,14 @@ REASONS: dict[str, Callable[[Config], bool]] = {
     "rope_type that is no text": lambda config: any(
         has_no_text_as_name(rope) and not has_empty_name(rope) for rope in all_ropes(config)
     ),
-    "empty rope_type": lambda config: any(map(has_empty_name, all_ropes(config))),
+    "empty rope_type": lambda config: any(
+        rope.get("rope_type") == "" for rope in all_ropes(config)
+    ),
+    "empty type": lambda config: any(map(has_empty_name, all_ropes(config))),
+    "null as a frequency factor of llama3": lambda config: any(
+        name_of(rope) == "llama3" and any(rope.get(key, 0) is None for key in BANDS)
+        for rope in all_ropes(config)
+    ),
     "something else than a number in the rope": lambda config: any(
         map(no_numbers, all_ropes(config))
     ),
@@ -255,6 +262,8 @@ USUAL = {
     "fraction of an odd number of dimensions": "no fraction of an odd number",
     "rope_type that is no text": "unscaled where the name is no text",
     "empty rope_type": "unscaled where the name is no text",
+    "empty type": "unscaled where the name is no text",
+    "null as a frequency factor of llama3": "complete",
     "factors of longrope of at most 0": "factors above 0",
     "fraction above 1": "no fraction",
     "float length in the rope": "integers",
@@ -311,6 +320,8 @@ OTHER = {
     "fraction of an odd number of dimensions": "a fourth instead of an odd number",
     "rope_type that is no text": "linear by 7 where the name is no text",
     "empty rope_type": "linear by 7 where the name is no text",
+    "empty type": "linear by 7 where the name is no text",
+    "null as a frequency factor of llama3": "linear by 7",
     "factors of longrope of at most 0": "other factors above 0",
     "fraction above 1": "fraction 0.375",
     "text instead of a trained length": "linear by 7",

@@ -140,6 +140,8 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
         attending = [index for index, kind in enumerate(kinds) if kind in ("attention", "hybrid")]
     first_layers = {}
     for name in layer_types:
+        if declared and name != NO_ROPE and name not in declared and set(declared) & {*layer_types}:
+            continue
         if name == NO_ROPE:
             # the first layer that is not rotated; without no_rope_layers every fourth is not, from
             # index 3 on
