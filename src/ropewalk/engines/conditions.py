@@ -210,19 +210,14 @@ def _other_number_of_layer_types(case: ServedLayer) -> bool:
 
 
 def _in_another_order(case: ServedLayer) -> bool:
-    """Return whether the layer types are not those of every n-th layer with full attention, by
-    sliding_window_pattern or the default of the family.
+    """Return whether the layer types cannot be those of a pattern: of another number than the
+    layers, or with other names than those of full and sliding attention.
     """
     types = case.config.get("layer_types")
-    period = case.config.get("sliding_window_pattern") or {"cohere2": 4}.get(
-        case.model_type or "", 6
-    )
-    if not isinstance(types, list) or not isinstance(period, int):
+    if not isinstance(types, list):
         return types is not None
-    layers = case.config.get("num_hidden_layers")
-    return len(types) != (layers or len(types)) or any(
-        (name == "full_attention") != (layer % period == 0) for layer, name in enumerate(types, 1)
-    )
+    layers = case.config.get("num_hidden_layers") or len(types)
+    return len(types) != layers or bool({*types} - {"full_attention", "sliding_attention"})
 
 
 def _gives_theta(case: ServedLayer) -> bool:
