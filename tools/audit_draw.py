@@ -61,6 +61,11 @@ NOT_RUN = (
     "ImportError",  # of a package for images
     "Can't load image processor",  # which is no part of a small checkpoint
     "'Conv2d' object has no attribute 'num_embeddings'",  # an image tower
+    "VisionEncoderConfig' object has no attribute",  # keys of an image or sound tower
+    "VoxtralEncoderConfig' object has no attribute",
+    "Can't load feature extractor",
+    "'NoneType' object has no attribute 'vocab'",  # of a tokenizer, which is not written
+    "can't allocate memory",  # for the sizes of a class that the config does not give
     "does not name its layer",  # of a node in llama.cpp's graph, by which its rotation is found
 )
 Rope = Mapping[str, Any] | str | None
@@ -100,6 +105,10 @@ def kind_of(finding: EngineFinding, rope: Rope) -> str:
     """
     if finding.problem is not None and finding.problem.startswith("not known"):
         return "not known"
+    if isinstance(rope, str) and "the model has no rotary module" in rope:
+        rope = None
+    if isinstance(rope, Mapping) and any(map(math.isnan, rope["radians"])):
+        rope = "no angle is a number"
     if isinstance(rope, str) and any(reason in rope for reason in NOT_RUN):
         return "not run"
     if isinstance(rope, str):

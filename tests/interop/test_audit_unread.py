@@ -367,3 +367,43 @@ def test_a_missing_family_is_refused_whatever_its_rope_is():
     rope = {"rope_type": "no such name", "factor": 2.0}
     config = {**SIZES, "model_type": "falcon", "rope_theta": 1e4, "rope_scaling": rope}
     assert problems(config)["mlx-lm"] == "refused"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rope_scaling": {"rope_type": {"name": "yarn"}, "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "linear", "factor": math.nan}},
+        {"rope_scaling": {"rope_type": "linear", "factor": {"value": 2.0}}},
+        {"rope_scaling": {**YARN, "beta_slow": -1.0}},
+        {"rope_scaling": {**YARN, "original_max_position_embeddings": -1}},
+        {"layer_types": "full_attention"},
+        {"max_position_embeddings": True},
+        {"num_attention_heads": None},
+    ],
+    ids=lambda wrong: str(next(iter(wrong.values())))[:40],
+)
+def test_transformers_refuses_what_is_no_rope_and_audit_says_so(wrong):
+    """Each of these raises an error in transformers 5.22.2, or computes angles that are not a
+    number.
+    """
+    config = {**SIZES, "model_type": "llama", "rope_theta": 1e4, **wrong}
+    assert problems(config, length=4096)["hf"] == "refused"
+
+
+def test_a_key_that_no_rule_is_about_is_not_known():
+    config = {**SIZES, "model_type": "llama", "rope_theta": math.inf}
+    assert set(problems(config).values()) == {"not known"}
+
+
+def test_a_config_of_which_no_layer_rotates_has_findings():
+    config = {**SIZES, "model_type": "smollm3", "no_rope_layers": [0, 0]}
+    results = found(config)
+    assert results["hf"].problem is None
+    assert not any(results["hf"].radians)
+
+
+def test_heads_of_zamba2_are_twice_as_wide_without_a_key():
+    config = {**SIZES, "model_type": "zamba2", "use_mem_rope": True}
+    np.testing.assert_allclose(found(config)["hf"].radians, ladder(1e4, 128), rtol=1e-9)

@@ -94,6 +94,7 @@ class Family:
     layout_out          the pair layout of the result, if it is another
     latent              latent attention: the rotated part of a head has a width of its own,
                         `qk_rope_head_dim`
+    head_parts          how many times hidden_size / heads a head is wide if no key says it
     at_end              the rotated slice is at the end of the head
     reads               config keys that this code reads and most code does not.
                         `partial_rotary_factor`: an unscaled rope reads it; scaled ropes always do.
@@ -127,6 +128,7 @@ class Family:
     layout: str = "half"
     layout_out: str | None = None
     latent: bool = False
+    head_parts: int = 1
     at_end: bool = False
     reads: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -387,6 +389,7 @@ _CHECKS = {
     "unrotated": _name_of(UNROTATED_RULES),
     "rotates_if": _values,
     "refused": _text,
+    "head_parts": lambda field, value: integer(field, value, low=1, high=8),
     **dict.fromkeys(
         ("latent", "at_end", "rope_required", "rotates_if_absent", "only_default"), flag
     ),

@@ -288,7 +288,8 @@ class _NormalLayer:
                 f"must be a multiple of {heads.key} = {heads.value} if head_dim is not given",
                 size.value,
             )
-        return Value(size.value // heads.value, size.key, f"{size.key} / {heads.key}", derived=True)
+        width = self.family.head_parts * size.value // heads.value
+        return Value(width, size.key, f"{size.key} / {heads.key}", derived=True)
 
     def _required(self, names: tuple[str, ...]) -> Value:
         """Return the value of the first of `names`, the names of a key from which head_dim is

@@ -7,22 +7,23 @@ There are three ways of knowing what an engine computes: it was *run* here, this
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from ropewalk.config import file as config_file
-from ropewalk.config.hf import read_specs
+from ropewalk.config.families import family_of
+from ropewalk.config.hf import Explanation, read_specs
 from ropewalk.engines.case import OUTER_ARCHITECTURES, OUTER_TYPE, ServedLayer
 from ropewalk.engines.difference import Difference, Rotation, compare
 from ropewalk.engines.operations import length_problem
 from ropewalk.engines.reading import EngineReading, EngineRule
 from ropewalk.engines.recorded import Record, digest
 from ropewalk.engines.recorded import load as load_records
-from ropewalk.engines.rope_faults import ROPES
+from ropewalk.engines.rope_faults import ROPES, all_ropes, name_of
 from ropewalk.engines.rules import Release, newest
-from ropewalk.engines.unread import NO_LAYER_TYPE, REASONS, put_back, reasons, usual
+from ropewalk.engines.unread import NO_LAYER_TYPE, REASONS, put_back, readable, reasons, usual
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Dynamic
 from ropewalk.spec import RopeSpec
@@ -30,6 +31,8 @@ from ropewalk.spec import RopeSpec
 #: the newest release of every engine whose rules are in the package, the reference first
 ENGINES: dict[str, Release] = newest()
 REFERENCE = "hf"
+#: the key under which a text model that no class reads at its place is named
+UNREAD_PART = "unread_part"
 #: how a finding is known
 RUN, RECORDED, RULE, NOT_KNOWN = "run", "recorded", "rule", "not known"
 #: keys whose null each family reads in its own way, as an error, the whole head or a default; the
@@ -211,6 +214,11 @@ def audit(
         vision = loaded.get("vision_config")
         if isinstance(vision, Mapping) and any(vision.get(key) for key in ROPES):
             outside["vision_rope_outside"] = True
+            named = {name_of(rope) for rope in all_ropes(vision)}
+            outside["vision_scaling_outside"] = bool(
+                named & {"yarn", "llama3", "longrope"} and "max_position_embeddings" not in vision
+            )
+        outside[UNREAD_PART] = _unread_part(loaded)
         outside[OUTER_ARCHITECTURES] = loaded.get("architectures")
         text = {**text, **outside, OUTER_TYPE: loaded.get("model_type")}
     if DIFFUSERS_KEY in text:
@@ -220,7 +228,7 @@ def audit(
             text[DIFFUSERS_KEY],
         )
     releases = ENGINES if engines is None else engines
-    asked = _Question(text, max_model_len, releases)
+    asked = _Question(text, max_model_len, length, releases)
     known = {(run.engine, run.layer_type, run.length): run for run in runs}
     records = load_records() if records is None else records
     findings: list[EngineFinding] = []
@@ -230,10 +238,24 @@ def audit(
         for tokens in _lengths(case, length):
             findings += _findings(asked, layer_type, tokens, records, known)
     if not findings:
-        raise RopeError("rope_parameters", "must rotate at least one layer type", list(asked.specs))
+        findings = list(_unrotated(asked, length or max_model_len or 1))
     refused = _refused_as_a_whole(findings)
     warnings = (*asked.warnings, *asked.explanation.warnings)
     return Audit(asked.explanation.model_type, longest, refused, warnings, releases)
+
+
+def _unread_part(config: Mapping[str, Any]) -> str | None:
+    """Return the text model of a config in words if the config class does not read it at its place,
+    None if it does.
+    """
+    parts = [name for name in config_file.TEXT_PARTS if config.get(name) is not None]
+    part = config[parts[0]]
+    if parts[0] == "text_config" and isinstance(part.get("text_config"), Mapping):
+        return "a text_config inside text_config"
+    is_known = config.get("model_type") in ENGINES[REFERENCE].loads(ENGINES)
+    if is_known and parts[0] in ("llm_config", "language_config"):
+        return f"a text model under {parts[0]}"
+    return None
 
 
 class _Question:
@@ -244,10 +266,17 @@ class _Question:
     """
 
     def __init__(
-        self, text: Mapping[str, Any], limit: int | None, releases: Mapping[str, Release]
+        self,
+        text: Mapping[str, Any],
+        limit: int | None,
+        length: int | None,
+        releases: Mapping[str, Release],
     ) -> None:
+        self.length = length
         self.original, self.limit, self.releases = text, limit, releases
         self.why: list[str] = []
+        #: keys that no reason is about, without which the config is read
+        self.left_out: list[str] = []
         self.warnings: tuple[str, ...] = ()
         try:
             self.specs, self.explanation = read_specs(text, "exact")
@@ -257,12 +286,14 @@ class _Question:
                 self.text = usual(text)
                 self.specs, self.explanation = read_specs(self.text, "exact")
         except RopeError as error:
-            self.why = reasons(text)
-            if not self.why:
-                raise
-            self.text = usual(text)
-            self.specs, self.explanation = read_specs(self.text, "exact")
             self.warnings = (f"{error}; engines may read it all the same",)
+            if error.field in family_of(text.get("model_type")).rotates_if:  # no layer rotates
+                self.text, self.specs = text, {"full_attention": None}
+                self.explanation = Explanation(text.get("model_type"), ())
+                return
+            self.why = reasons(text)
+            self.text, self.left_out = readable(usual(text))
+            self.specs, self.explanation = read_specs(self.text, "exact")
         self._cases: dict[int, dict[str, ServedLayer]] = {}
 
     @cached_property
@@ -281,7 +312,7 @@ class _Question:
             if spec is not None:
                 given = self.limit is not None
                 case = ServedLayer(spec, text, layer_type, 1, 1, given)
-                limit = _default_limit(spec, case.max_position)
+                limit = _default_limit(spec, case.max_position) or self.length
                 if self.limit is not None:
                     limit = integer("max_model_len", self.limit, low=1)
                 elif limit is None:
@@ -296,12 +327,17 @@ class _Question:
     def read(self, engine: str, layer_type: str, length: int) -> EngineReading:
         """Return what the rules of an engine say about a layer type at a length."""
         release = self.releases[engine]
+        if (part := self.original.get(UNREAD_PART)) is not None:
+            case = replace(self.cases[layer_type], length=length)
+            return EngineReading(case, release.read).fail(
+                f"not known: what the class does with {part}"
+            )
         written = replace(self.cases[layer_type], config=self.original, length=length)
         if (problem := length_problem(release, written)) is not None:
             return EngineReading(written, release.read).fail(problem)
         if (without_model := release.has_no_model(written, self.releases)) is not None:
             return without_model
-        if not self.why:
+        if not self.why and not self.left_out:
             return self._apply(release, self.cases[layer_type], length)
 
         def failed(problem: str) -> EngineReading:
@@ -321,13 +357,24 @@ class _Question:
             ours, theirs = of(first), of(second)
             return (ours.problem, ours.frequencies()) == (theirs.problem, theirs.frequencies())
 
-        taken, notes = release.take(self.original, self.why, same)
+        original, left_out = self.original, ""
+        if self.left_out:
+            original, _ = readable(original, self.left_out)
+            left_out = f"not known: what {release.title} does with {self.left_out[0]} as it is"
+
+        taken, notes = release.take(original, self.why, same)
         if isinstance(taken, str):
             return failed(taken)
+        if left_out:
+            return failed(left_out)
         reading = of(taken)
         if reading.problem is None:
             rope = ServedLayer(reading.spec, self.original, layer_type, 1, 1).rope_with_nulls
             reading.spec = reading.spec.with_(scaling=put_back(reading.spec.scaling, rope))
+            try:
+                reading.frequencies()
+            except (ArithmeticError, ValueError) as error:
+                return failed(f"not known: {error}")
         reading.rules[:0] = notes
         return reading
 
@@ -347,9 +394,38 @@ class _Question:
         try:
             reading = release.apply(case, self.releases)
             reading.frequencies()
-        except RopeError as error:
+        except (RopeError, ArithmeticError, ValueError) as error:
             return EngineReading(case, release.read).fail(f"not known: {error}")
         return reading
+
+
+def _unrotated(asked: _Question, length: int) -> Iterator[EngineFinding]:
+    """Yield the findings about a config of which no layer rotates."""
+    spec = RopeSpec(head_dim=64)
+    for layer_type in asked.specs:
+        for engine, release in asked.releases.items():
+            case = ServedLayer(spec, asked.original, layer_type, length, length)
+            refused = release.has_no_model(case, asked.releases)
+            problem = None if refused is None else refused.problem
+            if problem is None and case.model_type not in release.lists.get("read_unrotated", ()):
+                problem = f"not known: whether {release.title} rotates a layer of this config"
+            if engine == REFERENCE and refused is None:
+                problem = None
+            known = NOT_KNOWN if (problem or "").startswith("not known") else RULE
+            yield EngineFinding(
+                engine,
+                layer_type,
+                length,
+                radians=(),
+                magnitude=1.0 if problem is None else None,
+                axis_of_pair=(),
+                rules=(),
+                problem=problem,
+                known=known,
+                version=release.version,
+                date=release.read,
+                evidence=f"{known}, {release.title} {release.version}",
+            )
 
 
 def _refused_as_a_whole(findings: list[EngineFinding]) -> tuple[EngineFinding, ...]:
@@ -415,7 +491,7 @@ def _findings(
     text = {
         key: value
         for key, value in asked.text.items()
-        if key not in (OUTER_TYPE, OUTER_ARCHITECTURES)
+        if key not in (OUTER_TYPE, OUTER_ARCHITECTURES, UNREAD_PART)
     }
     name = "" if asked.why else digest(text, asked.specs, length, asked.limit)
     found = []

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ropewalk.axes import AxisMap
+from ropewalk.config import keys
 from ropewalk.spec import RopeSpec
 
 #: the key under which rules find the model_type of the config that a text model is a part of
@@ -38,7 +39,8 @@ def ropes_by_layer_type(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any
     return {
         name: _object(value)
         for name, value in v5.items()
-        if isinstance(value, Mapping) or (value is None and name in declared)
+        if (isinstance(value, Mapping) and name not in keys.inner_keys())
+        or (value is None and name in declared)
     }
 
 

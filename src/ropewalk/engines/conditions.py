@@ -109,6 +109,35 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         len(reading.case.config.get("no_rope_layers") or [0] * 10**6)
         < (reading.case.config.get("num_hidden_layers") or 0)
     ),
+    "theta of more than 64 bits": lambda reading: any(
+        isinstance(place.get("rope_theta"), int) and abs(place["rope_theta"]) >= 1 << 63
+        for place in (reading.case.config, reading.case.rope)
+    ),
+    "yarn in some layer without a trained length": lambda reading: any(
+        rope.get("rope_type") == "yarn" and "original_max_position_embeddings" not in rope
+        for rope in reading.case.ropes
+    ),
+    "fewer entries of layer_rope_theta than layers": lambda reading: (
+        len(reading.case.config.get("layer_rope_theta") or [0] * 10**6)
+        < (reading.case.config.get("num_hidden_layers") or 0)
+    ),
+    "fewer layer types than layers": lambda reading: (
+        len(reading.case.config.get("layer_types") or [0] * 10**6)
+        < (reading.case.config.get("num_hidden_layers") or 0)
+    ),
+    "layer types in another order": lambda reading: _in_another_order(reading.case),
+    "rotary_dim is null": lambda reading: reading.case.config.get("rotary_dim", 0) is None,
+    "head_dim is not the rotated width": lambda reading: (
+        reading.case.value("config.head_dim") not in (None, reading.case.head_dim)
+    ),
+    # a rope of the image tower with a scaling that is computed with a served length, which it lacks
+    "vision rope without a length": lambda reading: bool(
+        reading.case.config.get("vision_scaling_outside")
+    ),
+    # a rope beside the text model, or in a config without one of a family that has one
+    "a wrapper's own rope is scaled by a length": lambda reading: (
+        _own_name(reading.case) in ("yarn", "llama3", "longrope")
+    ),
     "no key rope_scaling": lambda reading: "rope_scaling" not in reading.case.config,
     "no key factor": lambda reading: "factor" not in reading.case.rope_with_nulls,
     "v4 rope given": lambda reading: bool(reading.case.config.get("rope_scaling")),
@@ -142,13 +171,53 @@ def _named_outside(case: ServedLayer) -> str | None:
     return (rope.get("rope_type") or rope.get("type")) if isinstance(rope, Mapping) else None
 
 
+#: families whose config class has a part for the text model, and no served length itself
+WRAPPERS = (
+    "gemma3",
+    "llama4",
+    "mistral3",
+    "internvl",
+    "llava",
+    "aya_vision",
+    "cohere2_vision",
+    "ovis2",
+)
+
+
+def _own_name(case: ServedLayer) -> str | None:
+    """Return the name of the scaling that a config class with a part for the text model has itself,
+    not in that part.
+    """
+    config, suffix = case.config, "_outside"
+    if OUTER_TYPE not in config:
+        suffix = ""
+        if case.model_type not in WRAPPERS:
+            return None
+    elif config.get(OUTER_TYPE) not in WRAPPERS:
+        return None
+    ropes = [config.get(f"{key}{suffix}") for key in ("rope_scaling", "rope_parameters")]
+    rope = next((each for each in ropes if isinstance(each, Mapping) and each), {})
+    return rope.get("rope_type") or rope.get("type")
+
+
 def _scaled_outside(case: ServedLayer) -> bool:
-    return _named_outside(case) not in (None, "default")
+    return _named_outside(case) not in (None, "default", "mrope")
 
 
 def _other_number_of_layer_types(case: ServedLayer) -> bool:
     types, layers = case.config.get("layer_types"), case.config.get("num_hidden_layers")
     return isinstance(types, list) and layers is not None and len(types) != layers
+
+
+def _in_another_order(case: ServedLayer) -> bool:
+    """Return whether the layer types cannot be those of a pattern: of another number than the
+    layers, or with other names than those of full and sliding attention.
+    """
+    types = case.config.get("layer_types")
+    if not isinstance(types, list):
+        return types is not None
+    layers = case.config.get("num_hidden_layers") or len(types)
+    return len(types) != layers or bool({*types} - {"full_attention", "sliding_attention"})
 
 
 def _gives_theta(case: ServedLayer) -> bool:

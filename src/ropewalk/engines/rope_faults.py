@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -42,6 +43,12 @@ WIDTHS = ("head_dim", "qk_rope_head_dim", "rotary_dim")
 LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 BANDS = ("low_freq_factor", "high_freq_factor")
 MAGNITUDES = ("attention_factor", "attn_factor", "mscale", "mscale_all_dim")
+#: keys of a rope with a number that changes no frequency
+BESIDE = ("llama_4_scaling_beta", "short_mscale", "long_mscale")
+MSCALES = ("short_mscale", "long_mscale")
+#: config keys of the fraction of the head that rotates, and of theta, beside a rope
+FRACTIONS = ("partial_rotary_factor", "rotary_pct", "rotary_emb_fraction")
+THETAS = ("rope_theta", "rotary_emb_base")
 
 
 def all_ropes(config: Config) -> list[Config]:
@@ -50,9 +57,16 @@ def all_ropes(config: Config) -> list[Config]:
     for key in ROPES:
         rope = config.get(key)
         if isinstance(rope, Mapping):
-            nested = [each for each in rope.values() if isinstance(each, Mapping)]
+            nested = [each for name, each in rope.items() if is_layer(name, each)]
             found += nested or [rope]
     return found
+
+
+def is_layer(name: str, value: Any) -> bool:
+    """Return whether an entry of a rope object is the rope of a layer type; a key of a rope may
+    hold an object by mistake.
+    """
+    return isinstance(value, Mapping) and name not in keys.inner_keys()
 
 
 def with_ropes(config: Config, change: Callable[[Config], Config]) -> Config:
@@ -61,9 +75,9 @@ def with_ropes(config: Config, change: Callable[[Config], Config]) -> Config:
     for key in ROPES:
         rope = config.get(key)
         if isinstance(rope, Mapping):
-            nested = any(isinstance(each, Mapping) for each in rope.values())
+            nested = any(is_layer(name, each) for name, each in rope.items())
             changed[key] = (
-                {n: change(each) if isinstance(each, Mapping) else each for n, each in rope.items()}
+                {n: change(each) if is_layer(n, each) else each for n, each in rope.items()}
                 if nested
                 else change(rope)
             )
@@ -109,8 +123,9 @@ def with_numbers(config: Config) -> Config:
 
 
 def is_no_number(value: Any) -> bool:
-    """Return whether a value is a list, or a text that holds no number."""
-    return isinstance(value, list) or (isinstance(value, str) and not is_numeric_text(value))
+    """Return whether a value is a list, an object, or a text that holds no number."""
+    is_text = isinstance(value, str) and not is_numeric_text(value)
+    return is_text or isinstance(value, list | Mapping)
 
 
 def no_numbers(rope: Config) -> list[str]:
@@ -132,10 +147,108 @@ def is_no_width(value: Any) -> bool:
     return isinstance(value, float) or is_numeric_text(value)
 
 
+def no_widths(config: Config) -> list[str]:
+    """Return the keys of widths that have a list, an object or a text without a number."""
+    return [key for key in WIDTHS if is_no_number(config.get(key))]
+
+
+def has_no_text_as_name(rope: Config) -> bool:
+    """Return whether the name of a scaling is no text, or an empty one."""
+    names = [rope[key] for key in ("rope_type", "type") if rope.get(key) is not None]
+    return any(not isinstance(name, str) or not name for name in names)
+
+
+def has_empty_name(rope: Config) -> bool:
+    """Return whether the name of a scaling is an empty text."""
+    return "" in (rope.get("rope_type"), rope.get("type"))
+
+
+def has_factor_below_zero(rope: Config) -> bool:
+    """Return whether LongRoPE has a factor that is 0 or below."""
+    given = [rope[key] for key in LISTS if isinstance(rope.get(key), list)]
+    return any(is_at_most_zero(value) for each in given for value in each)
+
+
+def width_of(config: Config) -> int:
+    """Return how many dimensions of a head rotate by the fraction of the config or of its ropes; 0
+    if it gives none, or no width of a head.
+    """
+    size: Any = config.get("head_dim")
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    if size is None and is_count(hidden) and is_count(heads):
+        size = hidden // heads  # type: ignore[operator]
+    given = [place[key] for place in places_of(config) for key in FRACTIONS if key in place]
+    is_read = is_count(size) and given and _is_number(given[0])
+    return int(size * given[0]) if is_read else 0
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value is an integer above 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def has_odd_width(config: Config) -> bool:
+    """Return whether the fraction of the head is an odd number of dimensions."""
+    return width_of(config) % 2 == 1
+
+
+def has_two_widths(config: Config) -> bool:
+    """Return whether rotary_dim is given beside a fraction of the head for which it is not the
+    width.
+    """
+    width = config.get("rotary_dim")
+    is_given = is_count(width) and is_count(config.get("head_dim")) and width_of(config) > 0
+    return is_given and width_of(config) != width
+
+
+def has_no_sections(config: Config) -> bool:
+    """Return whether some mrope_section of a family with axes is no list of numbers."""
+    given = [rope["mrope_section"] for rope in all_ropes(config) if "mrope_section" in rope]
+    return not is_text_model(config) and any(
+        each is not None and _are_no_numbers(each) for each in given
+    )
+
+
 def is_above_one(place: Config) -> bool:
     """Return whether the fraction of the head that rotates is above 1."""
     fraction: Any = place.get("partial_rotary_factor")
     return _is_number(fraction) and fraction > 1
+
+
+def places_of(config: Config) -> list[Config]:
+    """Return the objects in which the numbers of a rope may be: the config and its ropes."""
+    return [config, *all_ropes(config)]
+
+
+def with_places(config: Config, change: Callable[[Config], Config]) -> Config:
+    """Return the config with `change` applied to it and to its ropes."""
+    return with_ropes(change(config), change)
+
+
+def is_not_finite(value: Any) -> bool:
+    """Return whether a value is an infinity or no number at all."""
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def is_fault(fault: str) -> Callable[[str, Any], bool]:
+    """Return a function that says whether the value of a key has a fault of FAULTS."""
+    keys, holds = FAULTS[fault]
+    return lambda key, value: key in keys and holds(value)
+
+
+def faulty(place: Config, fault: str) -> list[str]:
+    """Return the keys of a config or rope whose value has a fault of FAULTS."""
+    has_it = is_fault(fault)
+    return [key for key, value in place.items() if has_it(key, value)]
+
+
+def is_at_most_zero(value: Any) -> bool:
+    """Return whether a value is a number that is 0 or below; false is 0."""
+    return isinstance(value, int | float) and value <= 0
+
+
+def _are_no_numbers(value: Any) -> bool:
+    return not isinstance(value, list) or not all(map(_is_number, value))
 
 
 def no_objects(config: Config) -> list[str]:
@@ -170,6 +283,13 @@ def is_below_one(rope: Config) -> bool:
     return _is_number(factor) and 0 < factor < 1 and name_of(rope) in named
 
 
+def is_too_large(rope: Config) -> bool:
+    """Return whether a linear rope, whose magnitude no factor changes, has a factor above a
+    million.
+    """
+    return name_of(rope) == "linear" and "factor" in faulty(rope, "factor above a million")
+
+
 def is_above(rope: Config, first: str, second: str) -> bool:
     """Return whether the first of two values is above the second, if both are numbers."""
     above, below = rope.get(first), rope.get(second)
@@ -177,7 +297,7 @@ def is_above(rope: Config, first: str, second: str) -> bool:
 
 
 def has_unknown_name(rope: Config) -> bool:
-    """Return whether the name of a scaling is not known."""
+    """Return whether the name of a scaling is a text and not known."""
     known = {*keys.rope_types(), *keys.ROPE_TYPE_ALIASES}
     return isinstance(name_of(rope), str) and name_of(rope) not in known
 
@@ -280,7 +400,7 @@ def without_a_layer_type(config: Config) -> list[str]:
     ropes: Any = config.get("rope_parameters")
     if not isinstance(ropes, Mapping):
         return []
-    return [name for name, rope in ropes.items() if isinstance(rope, Mapping) and name not in known]
+    return [name for name, rope in ropes.items() if is_layer(name, rope) and name not in known]
 
 
 def has_number_as_rope(config: Config) -> bool:
@@ -312,3 +432,61 @@ def lacks_factors(config: Config, key: str) -> bool:
         and (rope.get("rope_type") or rope.get("type")) in names
         and "short_factor" not in rope
     )
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str | list | Mapping)
+
+
+def _is_fraction_of_length(value: Any) -> bool:
+    return isinstance(value, float) and value > 0 and not value.is_integer()
+
+
+#: {fault: (the keys that may have it, in a config or its ropes; whether a value has it)}; all are
+#: values that `from_hf` refuses and that no reason of its own is about
+FAULTS: dict[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
+    "truth value instead of a number": (
+        (*NUMBERS, *THETAS, *FRACTIONS),
+        lambda value: value is True,
+    ),
+    "infinite theta": (THETAS, lambda value: isinstance(value, float) and value == math.inf),
+    "number that is not finite": ((*NUMBERS, *THETAS, *FRACTIONS), is_not_finite),
+    "theta of at most 0": (THETAS, is_at_most_zero),
+    "trained length of at most 0": ((TRAINED,), is_at_most_zero),
+    "trained length that is no integer": ((TRAINED,), _is_fraction_of_length),
+    "beta of 0": (("beta_fast", "beta_slow"), lambda value: _is_number(value) and value == 0),
+    "beta below 0": (("beta_fast", "beta_slow"), lambda value: _is_number(value) and value < 0),
+    "frequency factor of 0": (BANDS, lambda value: _is_number(value) and value == 0),
+    "low_freq_factor below 0": (
+        ("low_freq_factor",),
+        lambda value: _is_number(value) and value < 0,
+    ),
+    "high_freq_factor below 0": (
+        ("high_freq_factor",),
+        lambda value: _is_number(value) and value < 0,
+    ),
+    "factor of 0": (("factor",), lambda value: _is_number(value) and value == 0),
+    "factor below 0": (("factor",), lambda value: _is_number(value) and value < 0),
+    "factor above a million": (
+        ("factor",),
+        lambda value: isinstance(value, int | float) and 1 << 20 < value < math.inf,
+    ),
+    "text as llama_4_scaling_beta": (("llama_4_scaling_beta",), _is_text),
+    "text as short_mscale or long_mscale": (MSCALES, _is_text),
+    "fraction that is no number": (FRACTIONS, _is_text),
+    "fraction below 0": (FRACTIONS, lambda value: _is_number(value) and value < 0),
+    "rotary_emb_base that is no number": (("rotary_emb_base",), _is_text),
+}
+#: possible values for the keys of FAULTS, and others
+POSSIBLE = NUMBERS | {
+    **dict.fromkeys(BESIDE, 1.0),
+    **dict.fromkeys(FRACTIONS, 0.5),
+    "rotary_emb_base": 10_000.0,
+}
+OTHERS = {key: 1.25 * value for key, value in POSSIBLE.items()} | {
+    TRAINED: 1024,
+    "factor": 7.0,
+    "beta_fast": 200.0,
+    "beta_slow": 8.0,
+    **dict.fromkeys(FRACTIONS, 0.75),
+}

@@ -10,7 +10,7 @@ with the `id` of a row of that release replaces it, and other rows come after th
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,32 @@ SCALINGS_READ = [
     "proportional",
     "ntk",
 ]
+
+#: the part of the rows about what a config class refuses before any rope is built; they hold for
+#: the engines that use the class too
+WHOLE = "whole config"
+#: what a config class checks: whether a value has the type
+TYPES: dict[str, Callable[[Any], bool]] = {
+    "an integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "an integer above 0": lambda value: TYPES["an integer"](value) and value > 0,
+    "an integer above 0 or null": lambda value: value is None or TYPES["an integer above 0"](value),
+    "an integer or null": lambda value: value is None or TYPES["an integer"](value),
+    "true or false": lambda value: isinstance(value, bool),
+    "a list of integers": lambda value: (
+        value is None or (isinstance(value, list) and all(map(TYPES["an integer"], value)))
+    ),
+    "a list of known layer types": lambda value: (
+        value is None
+        or (isinstance(value, list) and all(each in KNOWN_LAYER_TYPES for each in value))
+    ),
+}
+#: the layer types that transformers' config classes take, with older names that some of them change
+KNOWN_LAYER_TYPES = (
+    "full_attention", "sliding_attention", "chunked_attention", "window_attention",
+    "indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention",
+    "minimax_m3_sparse", "conv", "moe", "hybrid", "hybrid_sliding", "reference_sliding_attention",
+    "linear_attention", "sparse", "dense", "mamba", "attention",
+)  # fmt: skip
 
 Releases = Mapping[str, "Release"]
 #: what a row can do; filled by `operations`
@@ -146,6 +172,8 @@ class Release:
     models    {model type: what the engine's model class reads}, for mlx-lm
     needs     {model type: keys of the config that its class demands}, for mlx-lm
     nulls_refused  {key of the config: families whose config class takes no null for it}
+    types     keys of the config whose values the config class checks: rows with `keys`, the type
+              `is` and, unless all classes have them, the `families` or `not_families`
     nulls     keys of a rope whose null the rules are about
     code      the model types that the engine can load, and what it says of others
     """
@@ -165,6 +193,7 @@ class Release:
     needs: Mapping[str, list[str]] = field(default_factory=dict)
     nulls: tuple[str, ...] = ()
     nulls_refused: Mapping[str, list[str]] = field(default_factory=dict)
+    types: tuple[Mapping[str, Any], ...] = ()
     code: Mapping[str, Any] = field(default_factory=dict)
 
     def take(
@@ -226,10 +255,41 @@ class Release:
             own_code = self.code.get("remote") and case.config.get("auto_map")
             kind = "not known" if own_code else "refused"
             return reading.fail(f"{kind}: {self.code['says'].format(model_type=missing)}")
+        if (
+            case.model_type is None
+            and self.code.get("types_of")
+            and CONDITIONS["whole config"](reading)
+        ):
+            return reading.fail("refused: the config has no model_type")
         for rule in self.rules:
             if rule.then == "refuse" and rule.is_about_family and rule.matches(reading):
                 return reading.fail(f"refused: {rule.text(reading)}")
+            if rule.then == "refuse without needed keys" and rule.matches(reading):
+                OPERATIONS[rule.then](reading, rule, self, releases)
+                if reading.problem is not None:
+                    return reading
+        classes = releases.get(self.code.get("types_of", ""), self)
+        for each in (classes, self):
+            for rule in each.rules:
+                if rule.part == WHOLE and rule.matches(reading):
+                    return reading.fail(f"refused: {rule.text(reading)}")
+            for key, kind in each.wrong_types(case):
+                return reading.fail(f"refused: {key} must be {kind}")
         return None
+
+    def wrong_types(self, case: ServedLayer) -> Iterator[tuple[str, str]]:
+        """Yield the keys of a config whose values its config class refuses, and what it takes."""
+        if case.model_type not in self.families:
+            return
+        is_whole = CONDITIONS["whole config"](EngineReading(case))
+        for row in self.types:
+            families = row.get("families", self.families)
+            if case.model_type in families and case.model_type not in row.get("not_families", ()):
+                for key in row["keys"]:
+                    if key not in case.config and row.get("needed") and is_whole:
+                        yield key, row["is"]
+                    if key in case.config and not TYPES[row["is"]](case.config[key]):
+                        yield key, row["is"]
 
     def loads(self, releases: Releases) -> frozenset[str]:
         """Return the model types or architectures that the engine can load; empty if that was not
@@ -281,7 +341,12 @@ class Release:
         for rule in self.rules:
             if reading.done:
                 break
-            if (part and rule.part != part) or rule.chain in ended or not rule.matches(reading):
+            if (
+                (part and rule.part != part)
+                or rule.part == WHOLE
+                or rule.chain in ended
+                or not rule.matches(reading)
+            ):
                 continue
             if rule.chain:
                 ended.add(rule.chain)
@@ -358,12 +423,17 @@ def _release(
                 "needs",
                 "nulls",
                 "nulls_refused",
+                "types",
                 "code",
             )
             if key in text
         }
         families = frozenset(_names(text.get("families", []), lists))
-        unread = tuple(_with_families(row, lists) for row in text.get("unread", []))
+        unread = tuple(
+            {**_with_families(row, lists), "reason": reason}
+            for row in text.get("unread", [])
+            for reason in ([row["reason"]] if isinstance(row["reason"], str) else row["reason"])
+        )
         for row in unread:
             if row["reason"] not in REASONS or row.get("as", "integers") not in TAKEN_AS:
                 raise ValueError(f"unread: {row['reason']!r}, {row.get('as')!r} is not known")

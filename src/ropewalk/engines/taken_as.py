@@ -12,30 +12,42 @@ from ropewalk.config.families import family_of
 from ropewalk.engines.case import LENGTH_KEYS, TRAINED
 from ropewalk.engines.rope_faults import (
     BANDS,
+    FAULTS,
+    FRACTIONS,
     LISTS,
     MAGNITUDES,
     NEEDED,
     NUMBERS,
+    OTHERS,
+    POSSIBLE,
     WIDTHS,
     Config,
     below_zero,
+    faulty,
     has_no_name,
+    has_no_text_as_name,
+    has_odd_width,
     has_unknown_name,
     has_wrong_sections,
     is_above,
     is_above_one,
+    is_at_most_zero,
     is_below_one,
     is_float_length,
     is_no_number,
     is_no_width,
     is_numeric_text,
+    is_too_large,
     name_of,
     no_numbers,
     no_objects,
+    no_widths,
     number_in,
     pairs_of,
     unknown_keys,
+    width_of,
     with_numbers,
+    with_places,
     with_ropes,
     without,
     without_a_layer_type,
@@ -113,6 +125,35 @@ def _scaled(factor: float) -> Callable[[Config], Config]:
     return change
 
 
+def _fractions(config: Config, fraction: float, holds: Callable[[Config], Any]) -> Config:
+    """Return the config with this fraction of the head in every place that has one, if `holds`."""
+
+    def change(place: Config) -> Config:
+        return {**place, **{key: fraction for key in FRACTIONS if key in place}}
+
+    return with_places(config, change) if holds(config) else config
+
+
+def _other_numbers(rope: Config) -> Config:
+    """Return a rope with another magnitude in place of something else than a number, and with
+    another scaling if more than a magnitude is no number.
+    """
+    wrong = no_numbers(rope)
+    if {*wrong} - {*MAGNITUDES}:
+        return _scaled(7.0)(rope)
+    return {**rope, **{key: OTHERS[key] for key in wrong}}
+
+
+def _served(config: Config, length: int) -> Config:
+    """Return the config with this served length in place of one below 1."""
+    wrong = [key for key in LENGTH_KEYS if key in config and is_at_most_zero(config[key])]
+    return {**config, **dict.fromkeys(wrong, length)}
+
+
+def _linear(rope: Config) -> Config:
+    return _scaled(float(rope["factor"]))(rope)  # type: ignore[arg-type]
+
+
 def _named(name: str) -> Callable[[Config], Config]:
     """Return a function that gives the scaling of a rope this name."""
     return lambda rope: {
@@ -133,7 +174,7 @@ def _magnitude(value: float) -> Callable[[Config], Config]:
 
 
 def _unscaled(rope: Config) -> Config:
-    kept = {*keys.COMMON_KEYS, *keys.AXIS_KEYS}
+    kept = {*keys.COMMON_KEYS, *keys.AXIS_KEYS} - {"rope_type", "type"}
     return {"rope_type": "default", **{key: rope[key] for key in rope if key in kept}}
 
 
@@ -185,6 +226,16 @@ def _complete(config: Config) -> Config:
     return with_ropes(config, fill)
 
 
+def _factors_above_zero(factor: float) -> Callable[[Config], Config]:
+    """Return a function that puts `factor` in the place of LongRoPE's factors of at most 0."""
+    return lambda rope: {
+        key: [factor if is_at_most_zero(each) else each for each in value]
+        if key in LISTS and isinstance(value, list)
+        else value
+        for key, value in rope.items()
+    }
+
+
 def _fitting_lists(config: Config) -> Config:
     pairs = pairs_of(config)
     return with_ropes(
@@ -205,12 +256,15 @@ def _lists_of_numbers(rope: Config, pairs: int) -> Config:
     return {**rope, **dict.fromkeys(LISTS, factors)} if factor is not None else rope
 
 
-def _with_sections(config: Config, fit: Callable[[list[int], int], list[int]] | None) -> Config:
+def _with_sections(
+    config: Config, fit: Callable[[list[int], int], list[int]] | None, other: bool = False
+) -> Config:
     """Return the config with sections that add up to the pairs that rotate: those of `fit`, or a
-    third of the pairs for each axis.
+    third of the pairs for each axis; with `other` an eighth for height and width.
     """
     pairs = pairs_of(config)
-    third = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
+    part = pairs // (8 if other else 3)
+    third = [pairs - 2 * part, part, part]
 
     def change(rope: Config) -> Config:
         given: Any = rope.get("mrope_section")
@@ -277,7 +331,7 @@ def _scaled_to_fit(sections: list[int], pairs: int) -> list[int]:
 def with_placeholders(rope: Config) -> Config:
     """Return a rope with placeholders for what no scaling accepts."""
     taken = dict(rope)
-    if is_below_one(rope):
+    if is_below_one(rope) or is_too_large(rope):
         taken["factor"] = PLACEHOLDERS["factor"]
     if is_above(rope, "beta_slow", "beta_fast"):
         taken |= {key: PLACEHOLDERS[key] for key in ("beta_fast", "beta_slow")}
@@ -311,6 +365,27 @@ def _by_layer_type(config: Config) -> Config:
         "sliding_attention": {"rope_type": "default", "rope_theta": theta},
     }
     return {**config, "rope_parameters": ropes}
+
+
+def _instead(fault: str, values: Callable[[str, Any], Any]) -> Callable[[Config], Config]:
+    """Return a function that replaces the values of a config and its ropes that have a fault of
+    FAULTS.
+    """
+
+    def change(place: Config) -> Config:
+        return {**place, **{key: values(key, place[key]) for key in faulty(place, fault)}}
+
+    return lambda config: with_places(config, change)
+
+
+def _possible(key: str, value: Any) -> Any:
+    """Return the number that a text holds, or any that the key may have."""
+    return number_in(value) if is_numeric_text(value) else POSSIBLE[key]
+
+
+def _without_faulty(fault: str) -> Callable[[Config], Config]:
+    """Return a function that leaves out the values that have a fault of FAULTS."""
+    return lambda config: with_places(config, lambda place: without(*faulty(place, fault))(place))
 
 
 #: what an engine may take such a config for: another config, which `from_hf` reads
@@ -385,6 +460,8 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
         lambda rope: {**rope, "low_freq_factor": rope["high_freq_factor"]},
     ),
     "fitting lists": _fitting_lists,
+    "factors above 0": lambda config: with_ropes(config, _factors_above_zero(2.0)),
+    "other factors above 0": lambda config: with_ropes(config, _factors_above_zero(3.0)),
     "the long factors for both": lambda config: with_ropes(
         config,
         lambda rope: (
@@ -408,6 +485,7 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     ),
     "time has the rest": lambda config: _with_sections(config, _time_has_the_rest),
     "sections that add up": lambda config: _with_sections(config, None),
+    "other sections that add up": lambda config: _with_sections(config, None, other=True),
     "whole heads and sections scaled to fit": lambda config: _fitting_sections(
         without("partial_rotary_factor")(with_ropes(config, without("partial_rotary_factor")))
     ),
@@ -424,4 +502,41 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
         **config,
         TRAINED: config.get("max_position_embeddings"),
     },
+    **{f"possible: {fault}": _instead(fault, _possible) for fault in FAULTS},
+    **{f"other: {fault}": _instead(fault, lambda key, _: OTHERS[key]) for fault in FAULTS},
+    **{f"absent: {fault}": _without_faulty(fault) for fault in FAULTS},
+    "1 and 0 for truth values": _instead(
+        "truth value instead of a number", lambda _, value: int(value)
+    ),
+    "an integer as trained length": _instead(
+        "trained length that is no integer", lambda _, value: int(value)
+    ),
+    "all pairs divided by the factor": _if(
+        lambda rope: faulty(rope, "low_freq_factor below 0"), lambda rope: _linear(rope)
+    ),
+    "a band without width": _if(
+        lambda rope: faulty(rope, "low_freq_factor below 0"),
+        lambda rope: {**rope, "low_freq_factor": rope.get("high_freq_factor")},
+    ),
+    "unscaled where the name is no text": _if(has_no_text_as_name, _unscaled),
+    "linear by 7 where the name is no text": _if(has_no_text_as_name, _scaled(7.0)),
+    "layer types of the class": without("layer_types"),
+    "full attention alone": lambda config: {
+        **config,
+        "layer_types": ["full_attention"] * (config.get("num_hidden_layers") or 1),
+    },
+    "no width that is no number": lambda config: without(*no_widths(config))(config),
+    "a width of 64 instead of no number": lambda config: {
+        **config,
+        **dict.fromkeys(no_widths(config), 64),
+    },
+    "the width of the fraction": lambda config: {**config, "rotary_dim": width_of(config)},
+    "the width of rotary_dim": lambda config: _fractions(
+        config, config["rotary_dim"] / config["head_dim"], lambda _: True
+    ),
+    "no fraction of an odd number": lambda config: _fractions(config, 0.5, has_odd_width),
+    "a fourth instead of an odd number": lambda config: _fractions(config, 0.25, has_odd_width),
+    "a served length of 4096": lambda config: _served(config, 4096),
+    "a served length of 512": lambda config: _served(config, 512),
+    "other numbers in the rope": lambda config: with_ropes(config, _other_numbers),
 }

@@ -9,12 +9,15 @@ it computes the same from two configs with different values in its place, those 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from ropewalk.config.hf import read_specs
 from ropewalk.engines.case import LENGTH_KEYS, TRAINED
 from ropewalk.engines.rope_faults import (
     BANDS,
+    FAULTS,
     MAGNITUDES,
     NUMBERS,
     WIDTHS,
@@ -22,30 +25,43 @@ from ropewalk.engines.rope_faults import (
     all_ropes,
     below_zero,
     contradicts,
+    faulty,
+    has_empty_name,
+    has_factor_below_zero,
     has_no_factor_list,
     has_no_name,
+    has_no_sections,
+    has_no_text_as_name,
     has_null_needed,
     has_number_as_rope,
+    has_odd_width,
     has_one_rope_for_all,
     has_two_ropes,
+    has_two_widths,
     has_unknown_name,
     has_wrong_lists,
     has_wrong_sections,
     is_above,
     is_above_one,
+    is_at_most_zero,
     is_below_one,
     is_float_length,
     is_no_number,
     is_no_width,
     is_numeric_text,
     is_text_model,
+    is_too_large,
     lacks_factors,
     lacks_needed,
     lacks_rope,
     name_of,
     no_numbers,
     no_objects,
+    no_widths,
+    places_of,
     unknown_keys,
+    with_places,
+    without,
     without_a_layer_type,
 )
 from ropewalk.engines.taken_as import (
@@ -53,9 +69,17 @@ from ropewalk.engines.taken_as import (
     TAKEN_AS,
     with_placeholders,
 )
+from ropewalk.errors import RopeError
 
 #: a reason that is one even if `from_hf` reads the config, for which every name is a layer type
 NO_LAYER_TYPE = "rope under the name of no layer type"
+
+
+def _has(fault: str) -> Callable[[Config], bool]:
+    """Return a function that says whether a config or its ropes have a fault of FAULTS."""
+    return lambda config: any(faulty(place, fault) for place in places_of(config))
+
+
 #: why `from_hf` refuses a config that engines may read
 REASONS: dict[str, Callable[[Config], bool]] = {
     NO_LAYER_TYPE: lambda config: bool(without_a_layer_type(config)),
@@ -68,14 +92,42 @@ REASONS: dict[str, Callable[[Config], bool]] = {
     "text instead of a served length": lambda config: any(
         is_numeric_text(config.get(key)) for key in LENGTH_KEYS
     ),
+    "rope_type that is no text": lambda config: any(
+        has_no_text_as_name(rope) and not has_empty_name(rope) for rope in all_ropes(config)
+    ),
+    "empty rope_type": lambda config: any(
+        rope.get("rope_type") == "" for rope in all_ropes(config)
+    ),
+    "empty type": lambda config: any(map(has_empty_name, all_ropes(config))),
+    "null as a frequency factor of llama3": lambda config: any(
+        name_of(rope) == "llama3" and any(rope.get(key, 0) is None for key in BANDS)
+        for rope in all_ropes(config)
+    ),
     "something else than a number in the rope": lambda config: any(
         map(no_numbers, all_ropes(config))
     ),
     "something else than a number as theta": lambda config: any(
         is_no_number(place.get("rope_theta")) for place in (config, *all_ropes(config))
     ),
+    "factor above a million in a linear rope": lambda config: any(
+        map(is_too_large, all_ropes(config))
+    ),
+    **{fault: _has(fault) for fault in FAULTS},
+    "served length below 1": lambda config: any(
+        is_at_most_zero(config.get(key)) for key in LENGTH_KEYS if key in config
+    ),
+    "width that is a list or a word": lambda config: bool(no_widths(config)),
+    "layer_types that are no list": lambda config: (
+        not isinstance(config.get("layer_types"), list | tuple | None)
+    ),
+    "rotary_dim beside another fraction": has_two_widths,
+    "mrope_section that is no list of numbers": has_no_sections,
+    "fraction of an odd number of dimensions": has_odd_width,
     "factors of longrope that are no numbers": lambda config: any(
         map(has_no_factor_list, all_ropes(config))
+    ),
+    "factors of longrope of at most 0": lambda config: any(
+        map(has_factor_below_zero, all_ropes(config))
     ),
     "fraction above 1": lambda config: any(map(is_above_one, (config, *all_ropes(config)))),
     "float length in the rope": lambda config: any(
@@ -177,6 +229,17 @@ REASONS: dict[str, Callable[[Config], bool]] = {
     "unknown key in the rope": lambda config: any(map(unknown_keys, all_ropes(config))),
 }
 
+#: how many keys are left out before nothing but FRAME is read
+MOST_LEFT_OUT = 8
+#: what is given for a key without which `from_hf` reads nothing
+GIVEN = {
+    "hidden_size": {"head_dim": 64},
+    "num_attention_heads": {"head_dim": 64},
+    "rope_parameters": {"rope_theta": 10_000.0},
+}
+#: a config that `from_hf` reads; no number of it is shown
+FRAME = {"head_dim": 64, "rope_theta": 10_000.0}
+
 #: {reason: the name in TAKEN_AS by which the config is read to find its layer types and lengths,
 #: whatever engines do}
 USUAL = {
@@ -189,6 +252,19 @@ USUAL = {
     "something else than a number in the rope": "numbers in the rope",
     "something else than a number as theta": "theta 10,000",
     "factors of longrope that are no numbers": "fitting lists",
+    "factor above a million in a linear rope": "placeholders",
+    **{fault: f"possible: {fault}" for fault in FAULTS},
+    "served length below 1": "a served length of 4096",
+    "width that is a list or a word": "no width that is no number",
+    "layer_types that are no list": "layer types of the class",
+    "rotary_dim beside another fraction": "the width of rotary_dim",
+    "mrope_section that is no list of numbers": "sections that add up",
+    "fraction of an odd number of dimensions": "no fraction of an odd number",
+    "rope_type that is no text": "unscaled where the name is no text",
+    "empty rope_type": "unscaled where the name is no text",
+    "empty type": "unscaled where the name is no text",
+    "null as a frequency factor of llama3": "complete",
+    "factors of longrope of at most 0": "factors above 0",
     "fraction above 1": "no fraction",
     "float length in the rope": "integers",
     "float length beside the rope": "integers",
@@ -232,9 +308,21 @@ OTHER = {
     "text instead of a served length": "an eighth of the served length",
     "empty rope that is no object": "linear by 7 instead of no object",
     "rope that is no object": "linear by 7 instead of no object",
-    "something else than a number in the rope": "linear by 7",
+    "something else than a number in the rope": "other numbers in the rope",
     "something else than a number as theta": "theta 100,000",
     "factors of longrope that are no numbers": "linear by 7",
+    **{fault: f"other: {fault}" for fault in FAULTS},
+    "served length below 1": "a served length of 512",
+    "width that is a list or a word": "a width of 64 instead of no number",
+    "layer_types that are no list": "full attention alone",
+    "rotary_dim beside another fraction": "the width of the fraction",
+    "mrope_section that is no list of numbers": "other sections that add up",
+    "fraction of an odd number of dimensions": "a fourth instead of an odd number",
+    "rope_type that is no text": "linear by 7 where the name is no text",
+    "empty rope_type": "linear by 7 where the name is no text",
+    "empty type": "linear by 7 where the name is no text",
+    "null as a frequency factor of llama3": "linear by 7",
+    "factors of longrope of at most 0": "other factors above 0",
     "fraction above 1": "fraction 0.375",
     "text instead of a trained length": "linear by 7",
     "text instead of a theta": "ten times the theta",
@@ -268,6 +356,27 @@ def usual(config: Config) -> Config:
         if holds(config):
             config = TAKEN_AS[USUAL[reason]](config)
     return config
+
+
+def readable(config: Config, keys: Iterable[str] = ()) -> tuple[Config, list[str]]:
+    """Return a config that `from_hf` reads, and the keys that it refuses in this one and that are
+    left out; `keys` are left out before.
+    """
+    left_out = [*keys]
+    for key in left_out:
+        config = with_places(config, without(key))
+    for _ in range(MOST_LEFT_OUT):
+        try:
+            read_specs(config, "exact")
+            return config, left_out
+        except RopeError as error:
+            key = re.split(r"[\[. ]", error.field)[0]
+        if any(key in place for place in places_of(config)):
+            config = with_places(config, without(key))
+        else:  # it must be given
+            config = {**config, **GIVEN.get(key, GIVEN["rope_parameters"])}
+        left_out.append(key)
+    return {**FRAME, **{key: config[key] for key in LENGTH_KEYS if key in config}}, left_out
 
 
 def put_back(scaling: Any, rope: Config) -> Any:

@@ -24,6 +24,7 @@ PERIODS = {
     "gemma3n_text": ("sliding_window_pattern", 5),
     "gemma4_text": ("sliding_window_pattern", 6),
     "olmo3": ("sliding_window_pattern", 4),
+    "recurrent_gemma": ("attention_period", 3),
     "qwen3_next": ("full_attention_interval", 4),
     "qwen3_5_text": ("full_attention_interval", 4),
     "qwen3_5_moe_text": ("full_attention_interval", 4),
@@ -64,8 +65,8 @@ class LayerRope:
     """The rope of one layer: for each pair its frequency, in radians per step, and its axis; the
     magnitude, and the layout of the pairs.
 
-    Pairs at the end with frequency 0 are left out, so that a partial rope and one with frequencies
-    0 for its last pairs are equal.
+    Pairs at the start and the end with frequency 0 are left out, so that a partial rope and one
+    with frequencies 0 for its other pairs are equal.
     """
 
     radians: tuple[float, ...]
@@ -75,12 +76,12 @@ class LayerRope:
 
     @classmethod
     def of(cls, radians: Any, magnitude: float, axis: Any, layout: str | None) -> LayerRope:
-        """Return a rope without the pairs at its end that have frequency 0."""
-        count = max(
-            (index + 1 for index, value in enumerate(radians) if abs(value) > ZERO_FREQUENCY),
-            default=0,
-        )
-        return cls(tuple(radians[:count]), magnitude, tuple(axis[:count]), layout)
+        """Return a rope without the pairs at its start and its end that have frequency 0: the
+        part of a head that rotates may be its end.
+        """
+        rotate = [index for index, value in enumerate(radians) if abs(value) > ZERO_FREQUENCY]
+        part = slice(rotate[0], rotate[-1] + 1) if rotate else slice(0)
+        return cls(tuple(radians[part]), magnitude, tuple(axis[part]), layout)
 
     @classmethod
     def read(cls, rope: Mapping[str, Any]) -> LayerRope:
@@ -139,6 +140,8 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
         attending = [index for index, kind in enumerate(kinds) if kind in ("attention", "hybrid")]
     first_layers = {}
     for name in layer_types:
+        if declared and name != NO_ROPE and name not in declared and set(declared) & {*layer_types}:
+            continue
         if name == NO_ROPE:
             # the first layer that is not rotated; without no_rope_layers every fourth is not, from
             # index 3 on

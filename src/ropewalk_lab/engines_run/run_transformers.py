@@ -21,6 +21,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 ROTATES = ("apply_rotary", "apply_multimodal_rotary")
 #: how their argument for the keys is named
 KEY_ARGUMENTS = ("k", "xk", "key")
+#: sizes that a class sets itself where a config has none, and as large as a small model needs them
+LARGEST = {"vocab_size": 256, "intermediate_size": 256, "num_hidden_layers": 12}
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
@@ -29,13 +31,21 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
     """
     config = AutoConfig.for_model(**row["config"]).get_text_config()
     config._attn_implementation = "eager"
+    for key, largest in LARGEST.items():
+        size = getattr(config, key, None)
+        if isinstance(size, int) and size > largest:
+            setattr(config, key, largest)
+    for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        setattr(config, key, 0)
     torch.manual_seed(0)
     try:
         model = AutoModel.from_config(config).eval()
     except ValueError:  # a text model without a class for its hidden states alone
         model = AutoModelForCausalLM.from_config(config).eval()
     layers = next(
-        module for name, module in model.named_modules() if name.split(".")[-1] in ("layers", "h")
+        module
+        for name, module in model.named_modules()
+        if name.split(".")[-1] in ("layers", "h", "blocks")
     )
     axes = 3 if row.get("axes") == 3 else 1
     # layer -> the matrix of its rotation at each position
