@@ -106,5 +106,5 @@ def test_a_bad_config_is_one_line(call):
     code, out, err = call({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4})
     assert code == 2
     assert out == ""
-    assert err.startswith("ropewalk: max_model_len")
+    assert err.startswith("ropewalk: --max-model-len: must be given")
     assert err.count("\n") == 1
