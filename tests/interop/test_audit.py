@@ -620,6 +620,12 @@ def test_without_a_served_length_it_is_the_trained_length_times_the_factor():
     assert audit({**BASE, "rope_scaling": rope}).max_model_len == 32768
 
 
+def test_a_config_without_a_rotated_layer_has_no_angles():
+    found = audit({**MINIMIND, "layer_types": ["linear_attention"]})
+    assert [(f.problem, f.radians) for f in found.of("hf")] == [(None, ())]
+    assert all(f.problem.startswith("not known: whether") for f in found.of("vllm"))
+
+
 @pytest.mark.parametrize(
     ("call", "field"),
     [
@@ -627,7 +633,6 @@ def test_without_a_served_length_it_is_the_trained_length_times_the_factor():
         (lambda: audit(MINIMIND, length=0), "length"),
         (lambda: audit(MINIMIND, max_model_len=0), "max_model_len"),
         (lambda: audit(MINIMIND).of("tgi"), "engine"),
-        (lambda: audit({**MINIMIND, "layer_types": ["linear_attention"]}), "rope_parameters"),
     ],
 )
 def test_what_cannot_be_audited_is_refused(call, field):

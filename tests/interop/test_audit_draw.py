@@ -64,7 +64,8 @@ def test_a_seed_gives_the_same_configs_and_another_seed_others(tools):
         ),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": None}}, ROPE, "wrong"),
         ({"model_type": "jamba"}, ROPE, "not known"),
-        ({"rope_theta": -1.0}, ROPE, "refused"),
+        ({"rope_theta": -1.0}, "ValueError: an error", "right error"),
+        ({"_class_name": "FluxTransformer2DModel"}, ROPE, "refused"),
     ],
 )
 def test_a_cell_is_judged_by_what_the_engine_did(tools, change, rope, kind):

@@ -140,7 +140,9 @@ def test_the_notes_say_which_engine_multiplies_the_served_length_and_which_refus
 
 def test_what_transformers_can_load_is_what_its_own_list_says():
     assert ENGINES["hf"].loads(ENGINES) == set(CONFIG_MAPPING_NAMES)
-    assert ENGINES["hf"].families == set(_shipped()[0])
+    assert ENGINES["hf"].families >= set(_shipped()[0])
+    # families without a row of facts have the standard keys
+    assert ENGINES["hf"].families - set(_shipped()[0]) <= set(CONFIG_MAPPING_NAMES)
     found = audit({**SIZES, "model_type": "kimi_k2", "qk_rope_head_dim": 16})
     assert found.of("hf")[0].problem.startswith("refused: transformers has no code for kimi_k2")
     assert found.of("vllm")[0].agrees

@@ -174,8 +174,12 @@ def _magnitude(value: float) -> Callable[[Config], Config]:
 
 
 def _unscaled(rope: Config) -> Config:
-    kept = {*keys.COMMON_KEYS, *keys.AXIS_KEYS} - {"rope_type", "type"}
+    kept = {*keys.COMMON_KEYS, *keys.AXIS_KEYS}
     return {"rope_type": "default", **{key: rope[key] for key in rope if key in kept}}
+
+
+def _without_name(rope: Config) -> Config:
+    return {key: value for key, value in rope.items() if key not in ("rope_type", "type")}
 
 
 def _other_theta(config: Config) -> Config:
@@ -518,7 +522,9 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
         lambda rope: faulty(rope, "low_freq_factor below 0"),
         lambda rope: {**rope, "low_freq_factor": rope.get("high_freq_factor")},
     ),
-    "unscaled where the name is no text": _if(has_no_text_as_name, _unscaled),
+    "unscaled where the name is no text": _if(
+        has_no_text_as_name, lambda rope: _unscaled(_without_name(rope))
+    ),
     "linear by 7 where the name is no text": _if(has_no_text_as_name, _scaled(7.0)),
     "layer types of the class": without("layer_types"),
     "full attention alone": lambda config: {
