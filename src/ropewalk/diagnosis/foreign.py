@@ -15,6 +15,7 @@ from ropewalk.diagnosis.case import OBJECT_KEYS, Examination, Facts, positive, t
 from ropewalk.diagnosis.lengths import length_key, magnitude
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
 from ropewalk.diagnosis.published import rows_of
+from ropewalk.diagnosis.spelling import scaling_called
 from ropewalk.errors import RopeError
 from ropewalk.frequencies.formulas import ntk_theta
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
@@ -149,7 +150,7 @@ def _foreign(case: Examination) -> tuple[dict[str, Any], dict[str, Any]]:
         elif sense == "llama3" and value is True:
             meant |= LLAMA3
         elif sense == "rope_type" and isinstance(value, str):
-            meant["rope_type"] = value.lower()
+            meant["rope_type"] = scaling_called(value) or value.lower()
         elif sense == "1/factor" and number:
             meant["factor"] = 1 / number
         elif sense == "ntk" and number:
@@ -162,6 +163,14 @@ def _foreign(case: Examination) -> tuple[dict[str, Any], dict[str, Any]]:
             meant[sense] = value if sense == TRAINED_LENGTH_KEY else float(number)
     if any("yarn_" in key.lower() for key in found) and "factor" in meant:
         meant.setdefault("rope_type", "yarn")
+    if "factor" in meant:  # a word beside it is its type; of two words none can be written
+        words = {key: case.text.get(key) for key in ("rope_type", "rope_scaling")}
+        words = {key: word for key, word in words.items() if word and isinstance(word, str)}
+        kinds = {meant.get("rope_type", "")} - {""}
+        kinds |= {scaling_called(word) or word for word in words.values()}
+        if kinds:
+            meant["rope_type"] = kinds.pop() if len(kinds) == 1 else ""
+        found |= words
     return found, meant
 
 
@@ -184,13 +193,13 @@ def key_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
     if alpha > 1 and width and width > 2:
         new_theta = float(ntk_theta(base, alpha, width))
     scaled, rope = case.rope_type != "default", case.flat()
-    scaling = {} if meant.get("factor", 1) == 1 else {"rope_type": kind or "linear", **meant}
+    scaling = {} if meant.get("factor", 1) == 1 else {"rope_type": "linear", **meant}
     beside = scaled and rope is not None and all(rope.get(k) in (None, meant[k]) for k in meant)
     if beside:  # the rest of a scaling that the config has
         scaling = {name: value for name, value in meant.items() if name != "rope_type"}
     rows = rows_of(case)
     published = rows[0].get("scaling") if len(rows) == 1 else None
-    if scaling and published and published["rope_type"] == scaling["rope_type"]:
+    if scaling and published and published["rope_type"] == scaling.get("rope_type"):
         scaling = dict(published)  # with the keys that the other stack has no name for
     same_theta = new_theta in (None, own, None if own else case.family.default(THETA))
     # another theta in the key that is read, or another scaling: one of the two was meant
@@ -199,6 +208,7 @@ def key_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
     clash |= bool(scaling and scaled and not beside) or bool(
         meant.keys() - scaling.keys() - {"factor"}
     )
+    clash |= kind == ""
     told = ", ".join(found)
     parts = [f"{key} {value:g}" for key, value in scaling.items() if positive(value)]
     words = " ".join([str(scaling.get("rope_type", "")), *parts]).strip()

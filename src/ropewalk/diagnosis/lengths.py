@@ -11,6 +11,7 @@ from ropewalk.diagnosis.mistakes import Mistake, finder, repair
 from ropewalk.diagnosis.published import (
     native_length,
     published_default,
+    published_start,
     published_trained_length,
     rows_of,
     rows_of_any_length,
@@ -55,9 +56,11 @@ def trained_length_missing(case: Examination, row: Mistake) -> Facts | None:
         if type_of(rope) in row.keys:
             new, factor = published_trained_length(case), positive(rope.get("factor"))
             longrope = type_of(rope) in ("longrope", "su")  # its factor says nothing else
-            if new is None and longrope and factor and case.served:
-                exact = case.served / factor
-                new = int(exact) if exact.is_integer() and exact < case.served else None
+            exact = case.served / factor if factor and case.served else 0.0
+            if new is None and longrope and 0 < exact < (case.served or 0):
+                new = int(exact) if exact.is_integer() else None
+            elif new is None and type_of(rope) == "yarn" and factor:
+                new = published_start(case, factor, exact)
             # where it is the served length, it is read all the same, unless that is raised
             same = new is not None and new == case.served and (case.length or 0) <= new
             return {
@@ -180,12 +183,15 @@ def put_factor(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def factor_too_large(case: Examination, row: Mistake) -> Facts | None:
-    """Find a factor of YaRN that reaches farther than the served length."""
+    """Find a factor of YaRN that reaches farther than the served length and the length in use."""
     trained, served, factor = case.trained, case.served, case.factor
     if case.rope_type != "yarn" or not trained or not served or not factor:
         return None
     # equal lengths: the served length was left as it was, which engines multiply themselves
-    if served == trained or trained * factor <= served * (1 + SAME_LENGTH):
+    if served == trained:
+        return None
+    served = max(served, case.length or 0)
+    if trained * factor <= served * (1 + SAME_LENGTH):
         return None
     # lengths that nobody published say another factor; served shorter texts say none
     ratio = served / trained

@@ -25,6 +25,7 @@ from ropewalk.diagnosis.case import (
     whole,
 )
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
+from ropewalk.frequencies.formulas import ntk_theta
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
 TABLE = Path(__file__).with_name("published.json")
@@ -32,7 +33,7 @@ TABLE = Path(__file__).with_name("published.json")
 IDENTITY = {
     "hidden_size": keys.HIDDEN_SIZE_KEYS,
     "heads": keys.HEAD_COUNT_KEYS,
-    "layers": keys.LAYER_COUNT_KEYS,
+    "layers": (*keys.LAYER_COUNT_KEYS, "num_layers"),
     "vocab_size": ("vocab_size",),
 }
 #: what tells models of the same sizes apart, if both the config and the row have it
@@ -180,6 +181,22 @@ def published_trained_length(case: Examination) -> int | None:
     return known.pop() if len(known) == 1 else None
 
 
+def published_start(case: Examination, factor: float, exact: float) -> int | None:
+    """Return the trained length of YaRN with a factor, where several releases of the sizes and the
+    theta of a config differ: the one that was published with this factor, or the one that is
+    `exact`, the served length / factor; None if there is none.
+    """
+    theta, found = _theta(case) or case.get("rope_theta"), set()
+    for row in rows_of_any_length(case):
+        if theta in row["theta"]:
+            yarns = [each for each in row.get("extended", ()) if each["factor"] == factor]
+            starts = {each[TRAINED_LENGTH_KEY] for each in yarns}
+            # the served length may have been left as it was
+            found |= {each for each in starts if exact == each or case.served in row["lengths"]}
+            found |= {each for each in (_trained(row),) if each == exact}
+    return found.pop() if len(found) == 1 else None
+
+
 def published_theta(case: Examination) -> set[float]:
     """Return the thetas of the published models with the sizes of a config; empty: not known."""
     return {theta for row in rows_of(case) for theta in row["theta"]}
@@ -288,6 +305,8 @@ def _kind(case: Examination, theta: float, known: set[float], other: bool) -> st
             return "multiplied"
     if other:  # a scaling may be why the length is another
         return "other_release" if case.rope_type == "default" else None
+    if case.rope_type == "default" and _is_ntk(case, theta):
+        return "elsewhere"
     rows = rows_of(case)
     trained = case.trained is not None and any(case.trained in row["lengths"] for row in rows)
     if not trained and not any(_at_length(case, row) for row in rows):
@@ -299,6 +318,18 @@ def _kind(case: Examination, theta: float, known: set[float], other: bool) -> st
     if theta in {each for row in same for each in row["theta"]}:
         return "copied"
     return "same_length"
+
+
+def _is_ntk(case: Examination, theta: float) -> bool:
+    """Return whether a theta is a published one that NTK has raised by a factor of at most two
+    decimals.
+    """
+    width = case.head_dim or 128
+    for known in {each for row in rows_of_any_length(case) for each in row["theta"]}:
+        factor = round((theta / known) ** ((width - 2) / width), 2) if width > 2 else 0
+        if factor > 1 and math.isclose(theta, ntk_theta(known, factor, width), rel_tol=1e-9):
+            return True
+    return False
 
 
 @finder

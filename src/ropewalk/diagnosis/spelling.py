@@ -60,6 +60,8 @@ ALIASES = (
 LIKENESS, LIKENESS_OUTSIDE, LIKENESS_OF_TYPES = 0.8, 0.83, 0.75
 #: what may stand before the name of a key of a rope
 PREFIX = re.compile(r"^(rope|rope_scaling|scaling|yarn|llama3|longrope)_")
+#: scalings that have a factor
+SCALINGS = ("linear", "dynamic", "yarn", "llama3")
 #: a letter after a number multiplies it by this power of 1024 in an integer key, of 1000 in others
 LETTERS = {"k": 1, "m": 2}
 
@@ -140,7 +142,7 @@ def not_an_object(case: Examination, row: Mistake) -> Facts | None:
         value = case.text.get(key)
         if value is not None and not isinstance(value, dict):
             empty = not value  # false, 0 and [] can only mean that there is no scaling
-            new = None if empty else _listed(value)
+            new = None if empty else _listed(value) or _named(case, value)
             facts = {"key": key, "value": value, "fixable": empty or new is not None, "new": new}
             facts |= {"holder": case.text, "name": key, "words": json.dumps(new)}
             return facts
@@ -154,12 +156,20 @@ def _listed(value: Any) -> dict[str, Any] | None:
     parts = re.split(r"[\s:=,x]+", value) if isinstance(value, str) else value
     if not isinstance(parts, list) or len(parts) != 2:
         return None
-    names = [kind for each in parts if isinstance(each, str) and (kind := _scaling_called(each))]
+    names = [kind for each in parts if isinstance(each, str) and (kind := scaling_called(each))]
     factors = [
         n for x in parts if (n := _number(x, "factor") if isinstance(x, str) else number_of(x))
     ]
     fits = len(names) == len(factors) == 1 and names[0] != "default" and factors[0] > 1
     return {"rope_type": names[0], "factor": float(factors[0])} if fits else None
+
+
+def _named(case: Examination, value: Any) -> dict[str, Any] | None:
+    """Return the rope object that the bare name of a scaling means, whose factor is a key of the
+    config itself; None if there is none.
+    """
+    kind = scaling_called(value) if isinstance(value, str) else None
+    return {"rope_type": kind} if kind in SCALINGS and positive(case.text.get("factor")) else None
 
 
 @repair
@@ -349,14 +359,18 @@ def raise_theta(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def type_unknown(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rope_type that no scaling has."""
+    """Find a rope_type that no scaling has; `names` has {a key that one scaling alone has: it}."""
     known = {*keys.rope_types(), *keys.ROPE_TYPE_ALIASES}
     for place, rope in case.ropes():
         name = type_of(rope)
         if name is not None and not (isinstance(name, str) and name in known):
+            meant = {row.names[key] for key in row.names if rope.get(key) is not None}
+            new = meant.pop() if len(meant) == 1 and not meant & {*case.family.renamed} else None
             nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-            likely = f" (perhaps {nearest[0]})" if nearest else ""
-            return {"key": at(place, "rope_type"), "value": name, "likely": likely}
+            likely = f" (perhaps {nearest[0]})" if nearest and new is None else ""
+            facts = {"key": at(place, "rope_type"), "value": name, "likely": likely, "new": new}
+            facts |= {"name": "rope_type" if rope.get("rope_type") else "type", "holder": rope}
+            return {**facts, "fixable": new is not None}
     return None
 
 
@@ -432,14 +446,19 @@ def key_misspelled(case: Examination, row: Mistake) -> Facts | None:
         for key in rope:
             if key in known or isinstance(rope[key], dict):
                 continue
-            short = PREFIX.sub("", key)
+            short, kind = PREFIX.sub("", key), scalings().get(key)
             new = meaning(key, inside=True) or (short if short in known else None)
+            # the name of a scaling, with its factor as the value
+            value = _number(rope[key], "factor") if isinstance(rope[key], str) else rope[key]
+            called = scaling_called(key) if (number_of(value) or 0) > 1 else None
+            if called in SCALINGS and read_type(case, rope) in (None, called):
+                new, kind = "factor", called
             new = new or nearest(key, known, LIKENESS)
             if new == "rope_type" and not isinstance(rope[key], str):
                 continue
             if new in known and new not in keys.UNREAD_KEYS and rope.get(new) is None:
                 facts = {"key": at(place, key), "value": rope[key], "new": new, "name": key}
-                kind = None if type_of(rope) is not None else scalings().get(key)
+                kind = None if type_of(rope) is not None else kind
                 return {**facts, "holder": rope, "type": kind}
     return None
 
@@ -536,7 +555,8 @@ def outer_key_near(case: Examination, row: Mistake) -> Facts | None:
         if new in absent and value == case.family.default(str(new)):
             continue
         if new not in absent or key in read:
-            new = None if key in {*known, *SIZES} else nearest(key, absent, LIKENESS_OUTSIDE)
+            other = key in {*known, *SIZES} or meaning(key) == "rope_type"
+            new = None if other else nearest(key, absent, LIKENESS_OUTSIDE)
         kinds = (dict, str, list) if new in OBJECT_KEYS else (int, float, str)
         if new is not None and isinstance(value, kinds) and not isinstance(value, bool):
             facts = {"key": key, "value": value, "new": new, "model": case.model_type}
@@ -544,7 +564,7 @@ def outer_key_near(case: Examination, row: Mistake) -> Facts | None:
     return None
 
 
-def _scaling_called(name: str) -> str | None:
+def scaling_called(name: str) -> str | None:
     """Return the scaling that a key is the name of; None if it is none."""
     row = next(each for each in mistakes() if each.find == "type_misspelled")
     return name if name in keys.rope_types() else row.names.get(plain(name))
@@ -560,7 +580,7 @@ def _unwrapped(
     """
     inside = [key for key, value in rope.items() if isinstance(value, dict)]
     name = inside[0] if len(inside) == 1 else ""
-    kind = None if name in (*OBJECT_KEYS, *wrappers) else _scaling_called(name)
+    kind = None if name in (*OBJECT_KEYS, *wrappers) else scaling_called(name)
     if not name or (name not in (*OBJECT_KEYS, *wrappers) and kind is None):
         return None
     beside, inner = {key: value for key, value in rope.items() if key != name}, rope[name]
