@@ -927,3 +927,24 @@ def test_a_raised_length_is_told_though_a_release_with_a_larger_theta_has_a_long
     assert [each.id for each in rw.doctor({**config, "rope_theta": 1e6}).findings] == [
         "served_length_raised"
     ]
+
+
+@pytest.mark.parametrize("served", [32_768, 131_072])
+def test_two_lengths_of_a_release_outweigh_the_theta_of_another(served):
+    """The sizes, the trained length and the window are those of Qwen2.5-7B, and 10,000 is the
+    theta of Qwen2.5-Math-7B, which was trained with 4,096 tokens.
+    """
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+    config = {
+        "model_type": "qwen2",
+        "hidden_size": 3584,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 28,
+        "vocab_size": 152_064,
+        "max_position_embeddings": served,
+        "rope_theta": 10_000.0,
+        "rope_scaling": scaling,
+    }
+    corrected = rw.doctor(config).corrected
+    assert (corrected["rope_theta"], corrected["rope_scaling"]) == (1_000_000.0, scaling)
