@@ -407,3 +407,29 @@ def test_a_config_of_which_no_layer_rotates_has_findings():
 def test_heads_of_zamba2_are_twice_as_wide_without_a_key():
     config = {**SIZES, "model_type": "zamba2", "use_mem_rope": True}
     np.testing.assert_allclose(found(config)["hf"].radians, ladder(1e4, 128), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layer_types": 5},
+        {"layer_types": [[1]]},
+        {"architectures": [[1]]},
+        {"head_dim": float("inf")},
+        {"head_dim": float("nan")},
+        {"num_hidden_layers": {}, "rope_scaling": [None]},
+    ],
+    ids=str,
+)
+def test_values_of_no_type_that_a_class_takes_raise_no_error_of_python(change):
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, **change}
+    found = audit({**config, "max_position_embeddings": 128})
+    assert {f.engine for f in found.findings} == set(ENGINES)
+
+
+@pytest.mark.parametrize("model_type", [["llama"], {"a": 1}])
+def test_a_model_type_that_is_no_name_is_refused(model_type):
+    text = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
+    config = {**text, "model_type": model_type, "max_position_embeddings": 128}
+    with pytest.raises(RopeError, match="model_type: must be a name"):
+        audit(config)

@@ -77,13 +77,18 @@ def test_float32_rounding_is_no_difference_and_more_is_one(theirs, expected):
     ("keys", "expected"),
     [
         ({"layer_types": ["sliding", "full"]}, {"full": 1, "sliding": 0}),
-        ({"layer_types": ["sliding"]}, {"full": 0, "sliding": 0}),
+        ({"layer_types": ["sliding"]}, {"sliding": 0}),
         ({}, {"full": 0, "sliding": 0, NO_ROPE: 3}),
         ({"no_rope_layers": [1, 0, 1, 0]}, {"full": 0, NO_ROPE: 1}),
     ],
 )
 def test_layer_of_type_is_the_first_layer_of_each_type(keys, expected):
     assert layer_of_type({"model_type": "llama", **keys}, list(expected)) == expected
+
+
+def test_a_layer_type_without_a_layer_has_no_first_layer():
+    config = {"model_type": "llama", "layer_types": ["sliding"]}
+    assert layer_of_type(config, ["full", "sliding"]) == {"sliding": 0}
 
 
 #: as much of an error as is kept

@@ -89,7 +89,7 @@ def test_the_tensor_of_a_gguf_file_gives_its_scaling():
 
 
 def test_a_config_that_cannot_be_read_is_compared_as_corrected():
-    broken = {**QWEN, "hidden_size": "4096"}
+    broken = {**QWEN, "max_position_embeddings": [131072]}
     found = asked(ask="audit", text=json.dumps(broken))["ok"]
     whole = asked(ask="audit", text=json.dumps(QWEN))["ok"]
     assert found["corrected"]

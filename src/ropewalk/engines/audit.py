@@ -252,7 +252,7 @@ def _unread_part(config: Mapping[str, Any]) -> str | None:
     part = config[parts[0]]
     if parts[0] == "text_config" and isinstance(part.get("text_config"), Mapping):
         return "a text_config inside text_config"
-    is_known = config.get("model_type") in ENGINES[REFERENCE].loads(ENGINES)
+    is_known = str(config.get("model_type")) in ENGINES[REFERENCE].loads(ENGINES)
     if is_known and parts[0] in ("llm_config", "language_config"):
         return f"a text model under {parts[0]}"
     return None
@@ -286,6 +286,8 @@ class _Question:
                 self.text = usual(text)
                 self.specs, self.explanation = read_specs(self.text, "exact")
         except RopeError as error:
+            if error.field == "model_type":  # what the config is for is not known
+                raise
             self.warnings = (f"{error}; engines may read it all the same",)
             if error.field in family_of(text.get("model_type")).rotates_if:  # no layer rotates
                 self.text, self.specs = text, {"full_attention": None}

@@ -32,10 +32,16 @@ def _object(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def declared_types(config: Mapping[str, Any]) -> list[str]:
+    """Return the names in `layer_types`; [] if it is absent or no list."""
+    given = config.get("layer_types")
+    return [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+
+
 def ropes_by_layer_type(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return {layer type: its rope object} if `rope_parameters` has one for each, else {}."""
     v5 = _object(config.get("rope_parameters"))
-    declared = config.get("layer_types") or ()
+    declared = declared_types(config)
     return {
         name: _object(value)
         for name, value in v5.items()

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ropewalk.config.keys import LAYER_COUNT_KEYS
-from ropewalk.engines.case import OUTER_TYPE, ServedLayer
+from ropewalk.engines.case import OUTER_TYPE, ServedLayer, declared_types
 from ropewalk.engines.reading import EngineReading, frequencies_of
 from ropewalk.frequencies import Default, Linear, LongRope
 
@@ -66,7 +66,7 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     # the layer types of the config are not as many as its layers
     "other number of layer types": lambda reading: _other_number_of_layer_types(reading.case),
     "no full layer": lambda reading: (
-        "full_attention" not in (reading.case.config.get("layer_types") or ("full_attention",))
+        "full_attention" not in (declared_types(reading.case.config) or ("full_attention",))
     ),
     "a layer type without a rope": lambda reading: any(
         rope is None for rope in (reading.case.config.get("rope_parameters") or {}).values()
@@ -122,7 +122,7 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         < (reading.case.config.get("num_hidden_layers") or 0)
     ),
     "fewer layer types than layers": lambda reading: (
-        len(reading.case.config.get("layer_types") or [0] * 10**6)
+        len(declared_types(reading.case.config) or [""] * 10**6)
         < (reading.case.config.get("num_hidden_layers") or 0)
     ),
     "layer types in another order": lambda reading: _in_another_order(reading.case),
@@ -141,7 +141,7 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "no key rope_scaling": lambda reading: "rope_scaling" not in reading.case.config,
     "no key factor": lambda reading: "factor" not in reading.case.rope_with_nulls,
     "v4 rope given": lambda reading: bool(reading.case.config.get("rope_scaling")),
-    "mamba layers": lambda reading: "mamba" in (reading.case.config.get("layer_types") or ()),
+    "mamba layers": lambda reading: "mamba" in declared_types(reading.case.config),
     "v5 rope given": lambda reading: bool(reading.case.config.get("rope_parameters")),
     "old class refuses": lambda reading: _old_class_refuses(reading.case),
     "mscale written": lambda reading: bool(
@@ -161,7 +161,7 @@ def _sections_for_another_part(case: ServedLayer) -> bool:
 
 def _lacks_a_rope(case: ServedLayer) -> bool:
     ropes = case.config.get("rope_parameters") or {}
-    attending = {"full_attention", "sliding_attention"} & {*(case.config.get("layer_types") or ())}
+    attending = {"full_attention", "sliding_attention"} & {*declared_types(case.config)}
     return any(ropes.get(name) is None for name in attending)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ropewalk.config import keys
 from ropewalk.config.families import family_of
 from ropewalk.config.hf import read_specs
-from ropewalk.engines.case import TRAINED, ropes_by_layer_type
+from ropewalk.engines.case import TRAINED, declared_types, ropes_by_layer_type
 from ropewalk.errors import RopeError
 
 Config = Mapping[str, Any]
@@ -396,7 +396,7 @@ def lacks_rope(config: Config) -> bool:
 def without_a_layer_type(config: Config) -> list[str]:
     """Return the names in `rope_parameters` that have a rope and are those of no layer type."""
     family = family_of(config.get("model_type"))
-    known = {*LAYER_TYPES, *family.layer_thetas, *(config.get("layer_types") or ())}
+    known = {*LAYER_TYPES, *family.layer_thetas, *declared_types(config)}
     ropes: Any = config.get("rope_parameters")
     if not isinstance(ropes, Mapping):
         return []
@@ -406,7 +406,7 @@ def without_a_layer_type(config: Config) -> list[str]:
 def has_number_as_rope(config: Config) -> bool:
     """Return whether `rope_parameters` has a number as the rope of a layer type."""
     ropes: Any = config.get("rope_parameters")
-    named = {*LAYER_TYPES, *(config.get("layer_types") or ())}
+    named = {*LAYER_TYPES, *declared_types(config)}
     return isinstance(ropes, Mapping) and any(_is_number(ropes.get(name)) for name in named)
 
 

@@ -312,9 +312,9 @@ class Release:
             # llama.cpp's converter takes the architecture of the text model, if it names one
             names = case.config.get("architectures") or case.config.get(OUTER_ARCHITECTURES)
             name = names[0] if isinstance(names, list) and names else None
-            return None if name in {None, *known} else str(name)
-        if (outer := whole or case.model_type) and outer not in known:
-            return outer
+            return None if name is None or str(name) in known else str(name)
+        if (outer := whole or case.model_type) and str(outer) not in known:
+            return str(outer)
         inside = case.model_type if self.code.get("parts") else None
         return None if not inside or inside in {*known, *self.code.get("inside", ())} else inside
 

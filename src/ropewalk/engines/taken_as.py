@@ -4,6 +4,7 @@ reads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -171,6 +172,11 @@ def _magnitude(value: float) -> Callable[[Config], Config]:
         return {**rope, **dict.fromkeys(wrong, value)}
 
     return change
+
+
+def _integer(value: Any) -> Any:
+    """Return a number or numeric text without its fraction; itself if it is not finite."""
+    return int(float(value)) if math.isfinite(float(value)) else value
 
 
 def _unscaled(rope: Config) -> Config:
@@ -404,7 +410,7 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
         **{key: {"rope_type": "linear", "factor": 7.0} for key in no_objects(config)},
     },
     "integer widths": lambda config: {
-        key: int(float(value)) if key in WIDTHS and is_no_width(value) else value
+        key: _integer(value) if key in WIDTHS and is_no_width(value) else value
         for key, value in config.items()
     },
     "integer lengths": lambda config: {
