@@ -89,13 +89,14 @@ def test_the_tensor_of_a_gguf_file_gives_its_scaling():
 
 
 def test_a_config_that_cannot_be_read_is_compared_as_corrected():
-    broken = {**QWEN, "max_position_embeddings": [131072]}
+    right = {**QWEN, "rope_scaling": None}
+    broken = {**right, "max_position_embeddings": [131072]}
     found = asked(ask="audit", text=json.dumps(broken))["ok"]
-    whole = asked(ask="audit", text=json.dumps(QWEN))["ok"]
+    whole = asked(ask="audit", text=json.dumps(right))["ok"]
     assert found["corrected"]
     assert not whole["corrected"]
     assert found["findings"] == whole["findings"]
-    assert {each["engine"] for each in whole["findings"]} == set(rw.audit(QWEN).engines)
+    assert {each["engine"] for each in whole["findings"]} == set(rw.audit(right).engines)
 
 
 def test_the_answer_cost_has_the_memory_and_errors_of_the_package():

@@ -169,9 +169,10 @@ def known_lists(
 def published_trained_length(case: Examination) -> int | None:
     """Return the length that a published model was trained with; None if it is not known."""
     theta, rows = _theta(case) or case.get("rope_theta"), rows_of(case)
-    fits = any(_trained(row) is not None and _trained(row) == case.trained for row in rows)
-    # the length is that of another release, or the theta, if both lengths are those of this one
-    if not fits and not any(theta in row["theta"] for row in rows):
+    # the default theta may stand for one that was lost, so two lengths of a release outweigh it
+    default = theta == case.family.default("rope_theta")
+    fits = default and any(_trained(row) == case.trained is not None for row in rows)
+    if not fits and not any(theta in row["theta"] for row in rows):  # a length of another release
         rows = [row for row in rows_of_any_length(case) if theta in row["theta"]] or rows
     plain = [row for row in rows if "scaling" not in row and case.served in row["lengths"]]
     if case.served is not None and len(plain) == len(rows) == 1 and _trained(rows[0]):
