@@ -522,7 +522,7 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
         "trained length that is no integer", lambda _, value: int(value)
     ),
     "all pairs divided by the factor": _if(
-        lambda rope: faulty(rope, "low_freq_factor below 0"), lambda rope: _linear(rope)
+        lambda rope: faulty(rope, "low_freq_factor below 0"), _linear
     ),
     "a band without width": _if(
         lambda rope: faulty(rope, "low_freq_factor below 0"),
