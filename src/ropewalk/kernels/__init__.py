@@ -49,7 +49,9 @@ class Backend:
 
 
 def _run_reference(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -> None:
-    """Write each rotated x into its out, computed by the definition in `rotation/definition.py`."""
+    """Write each rotated x into its out, computed by the definition in `rotation/definition.py`:
+    the backend "reference".
+    """
     for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
         cos, sin = request.rows(
             x.shape[request.seq_dim], x.device, table_dtype(x), key=request.is_key(index)
@@ -75,6 +77,7 @@ def pick(xs: tuple[Tensor, ...], request: AnyRequest, name: str | None = None) -
     raise if the named one cannot.
     """
     if name is None:
+        # "eager" can rotate every tensor, so one is always found
         return next(
             backend
             for backend in BACKENDS.values()

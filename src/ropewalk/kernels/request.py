@@ -22,7 +22,9 @@ _SomeRequest = TypeVar("_SomeRequest", bound="_OfTensors")
 
 
 class _OfTensors:
-    """Which tensors of a call are attention keys: the second of two, or all if `key` is True."""
+    """The base of both requests: which tensors of a call are attention keys. They are the second of
+    two, or all if `key` is True.
+    """
 
     key: bool
 
@@ -96,16 +98,19 @@ class Request(_OfTensors):
         return torch.arange(self.offset, self.offset + seq, device=device)
 
     def keys_have_own_rows(self, device: torch.device) -> bool:
-        """Return whether `rows` of keys differ from `rows` of queries."""
+        """Return whether `rows(..., key=True)` differs from `rows(..., key=False)`."""
         return keys_have_own_table(self.spec, device, self.tables)
 
     def rows(
         self, seq: int, device: torch.device, dtype: torch.dtype, key: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return cos and sin [S, P] or [B, S, P], or [B, H, S, P] if the spec's axes differ from
-        head to head. sin is negated if sign is -1. Both may be cached: do not write to them.
+        """Return cos and sin of `seq` tokens and P pairs, of attention keys if `key`: [S, P] or [B,
+        S, P], or [B, H, S, P] if the spec's axes differ from head to head.
+
+        sin is negated if sign is -1. Both may be cached: do not write to them.
         """
         rows = None
+        # cached rows are float32 and include the magnitude
         if self.magnitude_power == 1 and dtype == torch.float32:
             rows = self._cached_rows(seq, device, key)
         if rows is None:
@@ -122,11 +127,12 @@ class Request(_OfTensors):
     def _cached_rows(
         self, seq: int, device: torch.device, key: bool
     ) -> tuple[Tensor, Tensor] | None:
-        """Return float32 cos and sin, magnitude included, of keys or of queries, from a cached
-        table; None if none has them.
+        """Return float32 cos and sin, magnitude included, of keys if `key`, else of queries, from a
+        cached table; None if no table has them, as for frequencies that depend on the length.
         """
         if self.positions is not None:
             return rows_at(self.spec, self.positions, key, self.tables)
+        # row i of the table is position i, so no table has negative positions
         table = (
             first_rows(self.spec, device, self.offset + seq, key, self.tables)
             if self.offset >= 0
@@ -137,7 +143,9 @@ class Request(_OfTensors):
 
 @dataclass(frozen=True, eq=False)
 class TableRequest(_OfTensors):
-    """A rotation by cos and sin that the caller passes, [S, P], [B, S, P] or [B, H, S, P]."""
+    """A rotation by cos and sin that the caller passes, [S, P], [B, S, P] or [B, H, S, P]; it has
+    the attributes and methods of `Request` that every kernel needs.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -153,17 +161,21 @@ class TableRequest(_OfTensors):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that this request contains."""
         return self.cos, self.sin
 
     def adjoint(self) -> TableRequest:
+        """Return the transposed rotation, which computes gradients."""
         return replace(self, sin=-self.sin, layout_in=self.layout_out, layout_out=self.layout_in)
 
     def keys_have_own_rows(self, device: torch.device) -> bool:
+        """Return False: queries and keys rotate by the same cos and sin."""
         return False
 
     def rows(
         self, seq: int, device: torch.device, dtype: torch.dtype, key: bool
     ) -> tuple[Tensor, Tensor]:
+        """Return the given cos and sin in `dtype`; only a `Request` needs the other arguments."""
         return self.cos.to(dtype), self.sin.to(dtype)
 
 
@@ -176,11 +188,11 @@ def table_dtype(x: Tensor) -> torch.dtype:
 
 
 def token_axes(ndim: int, seq_dim: int) -> tuple[int, int | None, int | None]:
-    """Return the (seq, batch, head) axes of x: batch is the first axis other than seq, head the
-    second.
+    """Return the (seq, batch, head) axes of x, which has `ndim` axes, counted from 0; None for an
+    axis that x does not have. Batch is the first axis other than seq, head the second.
 
     [B, H, S, D], [B, S, H, D] and [S, B, H, D] have all three; [B, S, D] has no heads, packed [T,
-    H, D] has no batch.
+    H, D] has no batch. The last axis, D, is none of them.
     """
     seq = seq_dim % ndim
     others = [axis for axis in range(ndim - 1) if axis != seq]
@@ -190,7 +202,9 @@ def token_axes(ndim: int, seq_dim: int) -> tuple[int, int | None, int | None]:
 
 
 def align(table: Tensor, x: Tensor, seq_dim: int) -> Tensor:
-    """Return a table [S, P], [B, S, P] or [B, H, S, P] as a view that broadcasts against x's pairs."""
+    """Return a table [S, P], [B, S, P] or [B, H, S, P] as a view that broadcasts against x's pairs:
+    with x's axes in their order, and P in place of the dimensions of a head.
+    """
     seq, batch, head = token_axes(x.ndim, seq_dim)
     while table.ndim < 4:  # [S, P] -> [1, S, P] -> [1, 1, S, P], and [B, S, P] -> [B, 1, S, P]
         table = table.unsqueeze(0 if table.ndim == 2 else 1)

@@ -1,5 +1,8 @@
 """What the installed Triton and the GPU support, and helpers for all Triton kernels. Importing this
 does not import Triton.
+
+The argument of `cached` is the name under which the list of all caches shows the results that are
+kept.
 """
 
 from __future__ import annotations
@@ -90,6 +93,7 @@ def captured_graph(device: torch.device) -> int | None:
         return None
     status, graph = ctypes.c_int(), ctypes.c_uint64()
     stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+    # None: the outputs that are not needed
     error = ask(stream, ctypes.byref(status), ctypes.byref(graph), None, None, None)
     return None if error else graph.value
 

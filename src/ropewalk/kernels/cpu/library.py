@@ -56,7 +56,7 @@ def join_pool(*names: str) -> str:
     """
     # only called if the library was loaded
     library: ctypes.CDLL = handle  # type: ignore[assignment]
-    library.ropewalk_serial()
+    library.ropewalk_serial()  # no pool, unless one is found below
     try:
         torch_library = ctypes.CDLL(
             str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")))

@@ -25,6 +25,7 @@ def together(first, second, GROUP: tl.constexpr):
     ROWS: tl.constexpr = first.shape[0]
     COLUMNS: tl.constexpr = first.shape[1]
     shape: tl.constexpr = [ROWS, COLUMNS // GROUP, GROUP]
+    # `join` adds a last axis of 2 (which tile), which moves before the columns of a group
     both = tl.permute(tl.join(tl.reshape(first, shape), tl.reshape(second, shape)), (0, 1, 3, 2))
     return tl.reshape(both, [ROWS, 2 * COLUMNS])
 

@@ -55,6 +55,7 @@ class ProductTile:
     masked: bool = False
 
     def options(self) -> dict[str, int]:
+        """Return the stages and warps as options of a Triton launch."""
         return {"num_stages": self.stages, "num_warps": self.warps}
 
     def masks(self, rows: int) -> bool:
@@ -82,7 +83,8 @@ class ProductTile:
 
 def library_is_faster(rows: int, columns: int, depth: int, element_size: int, gate: bool) -> bool:
     """Return whether torch's matrix product (cuBLAS) is faster than our kernel for a product
-    without a norm; from sweeps on an H200.
+    without a norm, of rows x columns results that are sums of `depth` terms; from sweeps on an
+    H200.
 
     cuBLAS divides long sums among programs, which helps where there are few columns.
     """
@@ -174,6 +176,8 @@ def _small_qkv_tile(
     of rows reads the weights again, which takes large models longer than a second launch.
     """
     for pairs, step, stages in SMALL_QKV_TILES:
+        # more programs of a head would exchange more sums, and a DecodeWorkspace has no room for
+        # them
         if head_norm and pairs < QKV_PAIRS:
             continue
         programs = _programs(heads, head_dim, pairs) * -(-rows // MOST_TILE_ROWS)
@@ -212,6 +216,7 @@ def pick_keys(
     the `part` of the cache that it may have to read is several of them. Otherwise three share a
     multiprocessor, so that one computes while another waits for its keys.
     """
+    # `stages` tiles of k and as many of v must fit into `bytes_left`
     keys, stages, warps, bytes_left = (
         (64, 3, 8, shared_bytes) if few else (64, 2, 4, shared_bytes // 3)
     )
@@ -224,7 +229,8 @@ def pick_keys(
 
 
 def pick_splits(rows: int, k_heads: int, capacity: int, device: torch.device) -> int:
-    """Return among how many programs the keys of one row and key head are divided at most.
+    """Return among how many programs the keys of one row and key head are divided at most, for a
+    cache of `capacity` keys.
 
     With `few_programs` there is at most one program for each multiprocessor of the GPU, of at least
     64 keys; otherwise there are at least two for each, unless they would have fewer than 256 keys.
@@ -232,6 +238,7 @@ def pick_splits(rows: int, k_heads: int, capacity: int, device: torch.device) ->
     """
     pairs, available = rows * k_heads, multiprocessors(device)
     if few_programs(rows, k_heads, device):
+        # the largest power of two up to available / pairs
         wanted, fewest_keys = 1 << (available // pairs).bit_length() - 1, 64
     else:
         wanted, fewest_keys = power_of_two(-(-2 * available // pairs)), 256

@@ -187,6 +187,7 @@ def attend(
             KEYS=keys,
             WINDOW=window or 0,
             EARLY=early,
+            # 0: the kernel computes the number of tiles itself
             TILES=-(-k.shape[2] // keys) if interpreting() else 0,
             num_warps=warps,
             num_stages=stages,

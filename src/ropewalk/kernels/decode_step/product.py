@@ -60,6 +60,7 @@ def begin(
         index = together(first_row, second_row, GROUP) if GROUP else first_row
         weights = weight + index.to(tl.int64) * K
         if PDL and K >= EARLY_WEIGHTS:
+            # one prefetch for each cache line of 128 bytes; `line` is how many weights it holds
             line: tl.constexpr = 128 * 8 // weight.dtype.element_ty.primitive_bitwidth
             early = (
                 tl.reshape(weights, [index.shape[1], 1])
@@ -100,8 +101,8 @@ def wait(PDL: tl.constexpr):
 @triton.jit
 @no_type_check
 def rows_of_x(x, row, rows, x_row, ROWS: tl.constexpr):
-    """Return pointers to the rows of x; rows of the tile after the last one of x read rows of x
-    again.
+    """Return pointers [ROWS, 1] to the rows of x with the indices `row`; rows of the tile after the
+    last of the `rows` rows of x read rows of x again. x_row is the stride of rows.
 
     The results of these rows are not stored. Reading rows of x again takes less time than a mask,
     unless many rows of the tile read the same one.
@@ -120,9 +121,10 @@ def _vector_products(
     """Return one row x [K] times two blocks of weight rows, float32 [COLUMNS] each; without BOTH
     the second is the first.
 
-    `weights` and `more_weights` are the first DEPTH of each weight row. Products are summed in
-    registers: one row would leave most of a matrix instruction unused. With NORM x is RMS-normed:
-    its weight multiplies x before the product, and the inverse rms multiplies the result.
+    `weights` and `more_weights` are the first DEPTH of each weight row, already loaded; the pointers
+    `first_rows` and `second_rows` [COLUMNS, 1] give the others. Products are summed in registers:
+    one row would leave most of a matrix instruction unused. With NORM x is RMS-normed: its weight
+    multiplies x before the product, and the inverse rms multiplies the result.
     """
     first = tl.zeros([COLUMNS, DEPTH], tl.float32)
     second = tl.zeros([COLUMNS, DEPTH], tl.float32)
@@ -165,6 +167,8 @@ def _matrix_products(
 ):  # fmt: skip
     """Return x [ROWS, K] times a block of weight rows, float32 [ROWS, C].
 
+    x and `weights` are pointers to the beginnings of rows, [ROWS, 1] and [1, C]; row_live and live
+    are their masks. MASKED says whether columns or terms may be missing at the end of a tile.
     ROWS_MASKED hides the rows that are not `row_live`; without it each of them reads a row of x,
     see `rows_of_x`.
     """

@@ -76,11 +76,13 @@ def kept_workspace(
 
 
 def _sums(rows: int, heads: int, head_dim: int) -> int:
-    """Return how many sums of squares the programs of `qkv_product` exchange."""
+    """Return how many sums of squares the programs of `qkv_product` exchange: `parts` programs
+    share a head, and each has a place for what every one of them gives it.
+    """
     parts = -(-head_dim // (2 * QKV_PAIRS))
     return _padded(rows) * heads * parts * parts
 
 
 def _padded(rows: int) -> int:
-    """Return the most rows that `qkv_product` stores: it stores whole tiles."""
+    """Return the most rows that `qkv_product` stores for `rows` rows: it stores whole tiles."""
     return -(-rows // MOST_TILE_ROWS) * MOST_TILE_ROWS

@@ -91,6 +91,7 @@ def attention(
 
 
 def _by_kernel(x: Tensor) -> bool:
+    """Return whether the Triton kernels can compute with x."""
     return why_no_triton(x) is None and x.dtype in COMPUTED_IN_FLOAT32
 
 
@@ -116,7 +117,9 @@ class _KernelWithPlainGradients(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor):
-        """Return the gradients of the tensors that need one."""
+        """Return None for the two functions, and the gradient of each tensor, None where none is
+        needed.
+        """
         needed = ctx.needs_input_grad[2:]
         inputs: list[Any] = [
             t if t is None else t.detach().requires_grad_(need)

@@ -20,6 +20,7 @@ def each_token(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     results = [
         function(*(t[i : i + 1].clone() for t in tensors)) for i in range(tensors[0].shape[0])
     ]
+    # without tokens, the function returns an empty result of the right shape
     return torch.cat(results) if results else function(*tensors)
 
 

@@ -24,12 +24,17 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 @triton.jit
 @no_type_check
 def _with_keys(query, keys, values, seen, highest, total, mixed, scale, PRECISION: tl.constexpr):
-    """Return (highest, total, mixed) of a segment with one more tile of keys: the highest score,
-    the sum of 2^(score - highest), and the sum of the values with these weights.
+    """Return (highest, total, mixed) of a segment with one more tile of keys: for each query the
+    highest score times log2(e), the sum of 2^(score - highest), and the sum of the values with
+    these weights.
+
+    query is [queries, dims], keys [dims, KEYS], values [KEYS, dims], and the mask `seen` [queries,
+    KEYS].
     """
     scores = tl.dot(query, keys, input_precision=PRECISION) * (scale * LOG2_E)
     scores = tl.where(seen, scores, float("-inf"))
     now_highest = tl.maximum(highest, tl.max(scores, axis=1))
+    # a query that has seen no key yet: -inf - -inf would be NaN
     base = tl.where(now_highest == float("-inf"), 0.0, now_highest)
     weights = tl.exp2(scores - base[:, None])
     shrink = tl.exp2(highest - base)
@@ -43,7 +48,9 @@ def _with_keys(query, keys, values, seen, highest, total, mixed, scale, PRECISIO
 @triton.jit
 @no_type_check
 def _with_segment(highest, total, mixed, its_highest, its_total, its_mixed):
-    """Return (highest, total, mixed) of all segments so far with one more segment."""
+    """Return (highest, total, mixed), as in `_with_keys`, of all segments so far with one more
+    segment, whose own three are its_highest, its_total and its_mixed.
+    """
     now_highest = tl.maximum(highest, its_highest)
     base = tl.where(now_highest == float("-inf"), 0.0, now_highest)
     shrink, its_shrink = tl.exp2(highest - base), tl.exp2(its_highest - base)

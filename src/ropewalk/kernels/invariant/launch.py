@@ -110,6 +110,7 @@ def _options(q: Tensor, k: Tensor, window: int | None) -> dict[str, Any]:
         "DIM_BLOCK": tile_width(q.shape[3]),
         "GROUP": group,
         "GROUP_BLOCK": power_of_two(group),
+        # at least one token with all its heads
         "QUERIES": max(QUERIES, power_of_two(group)),
         "KEYS": KEYS if q.element_size() == 2 else KEYS // 2,
         "WINDOW": window or 0,
@@ -117,8 +118,8 @@ def _options(q: Tensor, k: Tensor, window: int | None) -> dict[str, Any]:
 
 
 def _most_tiles(keys: int) -> int:
-    """Return how many tiles a program of the interpreter computes; 0 for a compiled program, which
-    finds the number itself.
+    """Return how many tiles a program of the interpreter computes for `keys` keys, if each tile has
+    the fewest (those of float32); 0 for a compiled program, which finds the number itself.
     """
     return -(-keys // (KEYS // 2)) if interpreting() else 0
 

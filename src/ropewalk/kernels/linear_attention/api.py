@@ -27,8 +27,12 @@ FEATURES = ("elu", "relu", "cosine")
 
 @dataclass(frozen=True, eq=False)
 class LinearCall:
-    """The arguments of a call besides q, k, v and the state; `real` [B, S] is False for padding, or
-    None without padding.
+    """The arguments of a call besides q, k, v and the state.
+
+    feature    of q and k, one of FEATURES
+    positions  [S] or [B, S]
+    real       [B, S], False for padding; None without padding
+    eps        where the absolute value of a denominator is at most this, the output is 0
     """
 
     spec: RopeSpec

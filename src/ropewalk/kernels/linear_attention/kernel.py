@@ -28,7 +28,10 @@ def load_features(
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     """Return the first and second members of unrotated features, then those of rotated ones,
-    float32 [tokens, BLOCK] each.
+    float32 [tokens, BLOCK] each; features of tokens that are not `live` are 0.
+
+    x points to one head, `token` [tokens] has indices, and `stride` is from one token to the next.
+    The magnitude multiplies rotated features alone. BLOCK is PAIRS rounded up to a power of two.
     """
     rows = x + (token.to(tl.int64) * stride)[:, None]
     pair = tl.arange(0, BLOCK)[None, :]
@@ -66,7 +69,9 @@ def chunk_angles(
     BLOCK: tl.constexpr,
     QUICK: tl.constexpr,
 ):
-    """Return float32 cos and sin [tokens, BLOCK] of exact phases."""
+    """Return float32 cos and sin [tokens, BLOCK] of exact phases: position times step, where
+    `steps` has the phase of position 1 for each pair.
+    """
     pair = tl.arange(0, BLOCK)
     step = tl.load(steps + pair, mask=pair < PAIRS, other=0)
     position = tl.load(positions + token.to(tl.int64) * stride, mask=live, other=0).to(tl.int64)
@@ -76,7 +81,9 @@ def chunk_angles(
 @triton.jit
 @no_type_check
 def load_values(v, token, stride, live, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr):
-    """Return the values of one chunk, float32 [tokens, WIDTH_BLOCK]."""
+    """Return the values of one chunk, float32 [tokens, WIDTH_BLOCK], 0 where `token` is not `live`
+    and beyond WIDTH.
+    """
     column = tl.arange(0, WIDTH_BLOCK)[None, :]
     at = v + (token.to(tl.int64) * stride)[:, None] + column
     return tl.load(at, mask=live[:, None] & (column < WIDTH), other=0.0).to(tl.float32)

@@ -90,8 +90,8 @@ def qk_norm_rope(
 
 
 def why_not(*args, **kwargs) -> str | None:
-    """Return why the Triton kernel does not support this call of `qk_norm_rope`, or None if it
-    does.
+    """Return why the Triton kernel does not support a call of `qk_norm_rope` with these arguments,
+    or None if it does; an invalid call raises the error that `qk_norm_rope` raises.
     """
     arguments = dict(zip(("q", "k", "v"), args, strict=False)) | kwargs
     names = ("q", "k", "v", "spec", "positions", "heads", "norm", "cache", "slots", "length")
@@ -118,7 +118,9 @@ def _pick_backend(call: NormRotationCall, backend: str | None) -> str:
 
 
 def _run(call: NormRotationCall, backend: str, config: NormRotationConfig | None) -> None:
-    """Write the outputs of the call with the given backend."""
+    """Write the outputs of the call by the backend "triton" or "definition"; `config` is for the
+    kernel, None picks one.
+    """
     if backend == "definition":
         definition.run(call)
         return
@@ -135,6 +137,7 @@ def _differentiable(
     """
     q_weight, k_weight = call.weights
     if torch.compiler.is_compiling():
+        # plain torch, which the compiler differentiates itself
         q, k = (
             definition.norm_and_rotate(call, call.q, False),
             definition.norm_and_rotate(call, call.k, True),
@@ -198,8 +201,8 @@ class _NormRope(torch.autograd.Function):
 def checked_call(
     q, k, v, spec, positions, heads, norm, cache, slots, length
 ) -> tuple[NormRotationCall, tuple[int, ...]]:
-    """Return the checked call with its tokens flattened to one axis, and the original shape of the
-    token axes.
+    """Return the call of `qk_norm_rope` with these arguments, checked and with its tokens flattened
+    to one axis, and the original shape of the token axes. Its outputs are None.
     """
     if not isinstance(spec, RopeSpec):
         raise RopeError("spec", "must be a RopeSpec", spec)
@@ -257,7 +260,9 @@ def checked_call(
 def _unpack(
     q: Tensor, k: Tensor | None, v: Tensor | None, heads: tuple[int, int] | None, head_dim: int
 ):
-    """Return q, k, v as given, or as views of packed qkv."""
+    """Return q, k, v [..., heads, head_dim]: as given, or with `heads`, (of q, of k), as views of q,
+    which then holds q, k and v packed.
+    """
     if heads is None:
         if k is None:
             raise RopeError(
@@ -325,15 +330,17 @@ def _per_token(
 ) -> Tensor:
     """Return `values`, which may lack leading token axes, broadcast to all tokens: contiguous
     [tokens] or [axes, tokens].
+
+    shape  the sizes of the token axes
+    axes   (number of position axes,) if `values` has such a first axis, else ()
     """
     if not isinstance(values, Tensor) or values.dtype not in dtypes or values.device != device:
         kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         got = [values.dtype, values.device] if isinstance(values, Tensor) else values
         raise RopeError(name, f"must be an {kinds} tensor on {device}", got)
     if values.shape != (*axes, *shape):
-        given_axes = values.ndim - len(
-            axes
-        )  # how many token axes `values` has; they must be the last ones of `shape`
+        # how many token axes `values` has; they must be the last ones of `shape`
+        given_axes = values.ndim - len(axes)
         if not 1 <= given_axes <= len(shape) or tuple(values.shape) != (
             *axes,
             *shape[len(shape) - given_axes :],
@@ -351,7 +358,7 @@ def _per_token(
 
 
 def _flatten(x: Tensor) -> Tensor:
-    """Return x as [T, H, D]."""
+    """Return x [..., H, D] as [T, H, D], all token axes as one."""
     return x if x.ndim == 3 else x.flatten(0, -3)
 
 
@@ -362,6 +369,7 @@ def _output_tensor(q: Tensor, q_out: Tensor | None) -> Tensor:
     if q_out is None:
         return torch.empty(q.shape, dtype=q.dtype, device=q.device)
     flat = _flatten(q_out)
+    # another data pointer: it could not be flattened as a view, and `flat` is a copy
     if flat.shape != q.shape or flat.device != q.device or flat.data_ptr() != q_out.data_ptr():
         raise RopeError(
             "q_out",

@@ -201,6 +201,7 @@ class NormRotationCall:
             device = self.positions.device
             given = self.length
             length = torch.full((), given, device=device) if isinstance(given, int) else given
+            # 1 is the power of the magnitude, "auto" the table strategy
             cos, sin = torch.ops.ropewalk.cos_sin(
                 self.positions, length, 1, self.spec.fingerprint, "auto", dtype, key
             )
@@ -220,7 +221,9 @@ class NormRotationCall:
 
     @property
     def weight_form(self) -> str:
-        """The factor of a normed head, as the kernels call it: "" (no weight), "w" or "1+w"."""
+        """By what a normed head is multiplied, as the kernels call it: "" (nothing: there is no
+        weight, or no norm of whole heads), "w" or "1+w".
+        """
         norm = self.head_norm
         if norm is None or norm.q_weight is None:
             return ""
@@ -257,10 +260,10 @@ def norm_and_rotate(call: NormRotationCall, x: Tensor, key: bool) -> Tensor:
 
 def backward(call: NormRotationCall, grad: Tensor, key: bool) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of `norm_and_rotate` for x (rounded to its dtype) and for the weight;
-    the rms is recomputed from x.
+    the rms is recomputed from x, which is k if `key`, else q. The norm is a QKNorm or None.
 
-    With n = x r w and r = 1 / rms: dn is dy rotated backwards, dw is the sum of dn x r, and dx = r
-    (dn w - x r^2 mean(dn w x)).
+    With n = x r w, r = 1 / rms and dy = `grad`: dn is dy rotated backwards, dw is the sum of dn x
+    r, and dx = r (dn w - x r^2 mean(dn w x)). Where heads are multiplied by 1 + w, read that for w.
     """
     x = call.k if key else call.q
     cos, sin = call.rows(key)
@@ -297,6 +300,7 @@ def _factor(call: NormRotationCall, key: bool, dtype: torch.dtype) -> Tensor | f
 
 def _table_request(spec: RopeSpec, cos: Tensor, sin: Tensor) -> TableRequest:
     """Return the rotation of heads [T, H, D] by cos and sin as a request."""
+    # -3: the tokens are the first of three axes
     return TableRequest(cos, sin, -3, spec.layout, spec.output_layout, start=spec.rotary_start)  # type: ignore[arg-type]
 
 
@@ -332,7 +336,9 @@ def _write(cache: KVSlots, k: Tensor, v: Tensor | None, slots: Tensor) -> None:
 
 
 def _stored(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
-    """Return x in the cache's dtype, rounded once."""
+    """Return x in the cache's dtype, rounded once; with a scale, x / scale as float8, where values
+    beyond the range become the largest one.
+    """
     if scale is None:
         return x.to(dtype)
     return (x.to(table_dtype(x)) / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8)

@@ -45,11 +45,11 @@ def _normed_and_rotated(
     SPREAD: tl.constexpr, QUICK: tl.constexpr, EVICT: tl.constexpr, PDL: tl.constexpr, LATENT: tl.constexpr,
 ):  # fmt: skip
     """Return normalised and rotated heads of q or of k as (first and second members of the pairs,
-    dims that do not rotate).
+    dims that do not rotate), in float32.
 
-    `rows` [TOKENS, HEADS, 1] points to the heads in memory. HEAD and WEIGHT are as in tiles.py.
-    SPREAD computes the angles once for each head, and not once for all of them; LATENT norms only
-    the dims that do not rotate.
+    `rows` [TOKENS, HEADS, 1] points to the heads in memory, `live` is their mask. HEAD, WEIGHT and
+    the arguments of the angles are as in tiles.py. SPREAD computes the angles once for each head,
+    and not once for all of them; LATENT norms only the dims that do not rotate.
     """
     first, second, rest = load_head(rows, live, MASKED, INTERLEAVED, HEAD, EVICT)
     w_first, w_second, w_rest = load_factors(weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, HEADS)
@@ -260,7 +260,9 @@ def _heads_backward(
     NORM: tl.constexpr, WEIGHT: tl.constexpr, HEAD: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """Compute `definition.backward` on the three tiles of a head (see tiles.py): store dx, and
-    return each head's part of dw.
+    return each token's and head's part of dw, as three tiles.
+
+    x, grad and dx point to heads [TOKENS, HEADS, 1]; `live` is their mask.
     """
     # first, second and rest are the gradient throughout; x_* is x / rms(x), weight_* the norm's
     # weight, dw_* the contribution to dw, which callers use only if there is a norm
@@ -312,8 +314,8 @@ def _store_weight_grad(
     TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Store one program's contribution to dw, the sum over its tokens and heads, at `out` [1, 1,
-    1].
+    """Store one program's contribution to dw, the sum over its tokens and heads, where `out` points
+    ([1, 1, 1]); first, second and rest are the three tiles of dw of each token and head.
     """
     rows: tl.constexpr = TOKENS * HEADS
     PAIR_BLOCK: tl.constexpr = HEAD[3]

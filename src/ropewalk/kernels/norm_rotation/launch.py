@@ -39,8 +39,8 @@ def run(call: NormRotationCall, config: NormRotationConfig | None = None) -> Non
         config = pick_config(tokens, max(call.q.shape[1], call.k.shape[1]), call.spec.head_dim)
     tensors = changing_tensors(call)
     norm = () if call.norm is None else (type(call.norm), call.norm.eps, call.norm.plus_one)
-    # everything that a compiled kernel depends on: it is specialised by dtypes, strides and the
-    # alignment of pointers
+    # everything that a plan and its compiled kernel depend on: dtypes, strides, the alignment of
+    # pointers, and whether the last block of tokens is full
     signature = (
         call.spec.fingerprint,
         call.q.device,
@@ -81,8 +81,8 @@ def changing_tensors(call: NormRotationCall) -> tuple[Tensor | None, ...]:
 
 
 class _ForwardPlan(LaunchPlan):
-    """The launch plan of the forward for calls with the same shapes, strides and spec; the number
-    of tokens may differ by a multiple of the tokens of a program.
+    """The launch plan of the forward for calls with the same shapes, strides and spec; their
+    numbers of tokens may differ by multiples of the tokens of a program.
     """
 
     def __init__(self, call: NormRotationCall, config: NormRotationConfig) -> None:
@@ -200,9 +200,11 @@ def cache_strides(cache: KVSlots | None) -> tuple[tuple[int, ...], tuple[int, ..
     if cache is None:
         return (0, 0, 0), (0, 0, 0), 1
     k, v = cache.k.stride()[:-1], (cache.k if cache.v is None else cache.v).stride()[:-1]
+    # with a page size of 1 every slot is a page: the page stride is that from slot to slot, and the
+    # row stride has no effect
     if cache.k.ndim == 3:
         return (k[0], 0, k[1]), (v[0], 0, v[1]), 1
-    # pages that follow one another without a gap are one long page
+    # pages that follow one another without a gap: their slots are evenly spaced
     if all(page == cache.page_size * row for page, row, _ in (k, v)):
         return (k[1], 0, k[2]), (v[1], 0, v[2]), 1
     return k, v, cache.page_size
@@ -211,8 +213,8 @@ def cache_strides(cache: KVSlots | None) -> tuple[tuple[int, ...], tuple[int, ..
 def run_backward(
     call: NormRotationCall, q_grad: Tensor, k_grad: Tensor, weight_grad: bool
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of q, k and, if `weight_grad`, of the two weights, with one launch and
-    one sum.
+    """Return the gradients of q, k and of the two weights, with one launch and one sum; those of
+    the weights are None unless `weight_grad`.
     """
     tokens = call.q.shape[0]
     # `workers` programs for each group of heads share the tokens; each writes its partial sums of
@@ -254,7 +256,7 @@ def run_backward(
 
 def backward_blocks(call: NormRotationCall) -> tuple[int, int]:
     """Return into how many groups the heads are divided, and the warps of a program, which
-    processes one group.
+    processes one group of heads of q and one of k.
     """
     spec, q_heads = call.spec, call.q.shape[1]
     rest = spec.head_dim - 2 * spec.pairs  # the dims that do not rotate
@@ -270,8 +272,8 @@ def backward_blocks(call: NormRotationCall) -> tuple[int, int]:
 def backward_values(
     call: NormRotationCall, q_grad: Tensor, k_grad: Tensor, dq: Tensor, dk: Tensor, groups: int
 ) -> dict[str, Any]:
-    """Return every argument of `kernel.backward` after `tokens` except WEIGHT_GRAD, by name; TOKENS
-    is 1.
+    """Return every argument of `kernel.backward` after `tokens` except WEIGHT_GRAD, by name. A
+    block has one token, so no block is partly empty.
     """
     strides = _strides(q=call.q, k=call.k, q_grad=q_grad, k_grad=k_grad, dq=dq, dk=dk)
     q_block, k_block = (power_of_two(-(-x.shape[1] // groups)) for x in (call.q, call.k))

@@ -3,7 +3,12 @@ Importing this imports Triton.
 
 Tiles are [tokens, heads, dims]. A head is three tiles: the first members of its pairs, the second
 members, and the rest: the dims that are normalised but not rotated. HEAD is (head_dim, start,
-pairs, tile width of the pairs, tile width of the rest or 0).
+pairs, tile width of the pairs, tile width of the rest or 0); widths are powers of two, and dims of
+a tile that a head does not have are loaded as 0.
+
+`heads` are pointers to the first dim of each head, `live` is True for tokens and heads that exist,
+and MASKED says whether any may be missing. EVICT and STORE are cache hints; TOKENS and HEADS are the
+sizes of a tile.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ FP8_MAX = tl.constexpr(448.0)
 @no_type_check
 def _rest_dims(HEAD: tl.constexpr):
     """Return the indices of the dims that are not rotated, contiguous if possible, and a mask of
-    valid indices.
+    those that a head has, [1, 1, HEAD[4]] each.
     """
     HEAD_DIM: tl.constexpr = HEAD[0]
     START: tl.constexpr = HEAD[1]
@@ -66,8 +71,8 @@ def load_head(
 def heads_in_slots(
     cache, slot, head, page_stride, slot_stride, head_stride, PAGE_SIZE: tl.constexpr
 ):
-    """Return pointers to heads of a cache; a slot is a row of a page, and `slot_stride` the stride
-    of these rows.
+    """Return pointers to heads of a cache; `slot` and `head` are indices that broadcast. A slot is
+    a row of a page, and `slot_stride` the stride of these rows.
     """
     return (
         cache
@@ -96,7 +101,9 @@ def store_head(
     heads, first, second, rest, inverse_scale, live, QUANTISED: tl.constexpr, MASKED: tl.constexpr, INTERLEAVED: tl.constexpr,
     HEAD: tl.constexpr, STORE: tl.constexpr,
 ):  # fmt: skip
-    """Round the three tiles of every head and store them where `heads` points."""
+    """Round the three tiles of every head, if QUANTISED after multiplying by `inverse_scale`, and
+    store them where `heads` points.
+    """
     START: tl.constexpr = HEAD[1]
     PAIRS: tl.constexpr = HEAD[2]
     PAIR_BLOCK: tl.constexpr = HEAD[3]
@@ -155,8 +162,8 @@ def weighted(first, second, rest, w_first, w_second, w_rest, WEIGHT: tl.constexp
 @triton.jit
 @no_type_check
 def sum_of_dims(x, WIDTH: tl.constexpr):
-    """Return the sum over the last axis of x [tokens, heads, WIDTH], as a tree: neighbours first,
-    then sums of neighbours.
+    """Return the sum [tokens, heads] over the last axis of x [tokens, heads, WIDTH], as a tree:
+    neighbours first, then sums of neighbours. WIDTH is a power of two.
 
     tl.sum adds in an order that depends on how the axis is divided among threads, so its rounding
     would depend on that too.
@@ -185,7 +192,9 @@ def mean_product(a_first, a_second, a_rest, b_first, b_second, b_rest, HEAD: tl.
 @triton.jit
 @no_type_check
 def latent_normed(rest, weight, eps, HEAD: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr):
-    """Return x / rms(x) * w of the dims that are not rotated, which are the first of the head."""
+    """Return x / rms(x) * w, float32, of the dims that are not rotated, which are the first of the
+    head; their weight has one entry for each.
+    """
     WIDTH: tl.constexpr = HEAD[0] - 2 * HEAD[2]
     rest = rest.to(tl.float32)
     inverse_rms = tl.rsqrt((tl.sum(rest * rest, axis=2) / WIDTH)[:, :, None] + eps)
@@ -229,9 +238,11 @@ def phases(
     steps, axis_of_pair, positions, token, live, axis_stride, AXES: tl.constexpr, HEAD: tl.constexpr, MASK_TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Return the exact phase of every pair, int64 [tokens, HEADS, pairs], from the position on the
-    pair's own axis.
+    """Return the exact phase of every pair, int64 [tokens, HEADS, pairs] in units of 2^-64 turns,
+    from the position on the pair's own axis. The product overflows by whole turns, which is right.
 
+    `steps` has the phase of position 1 for each pair; `axis_stride` is that of the axes of
+    `positions`, and `token` and `live` are the indices [tokens] and their mask.
     HEADS > 1 if a program has no more threads than pairs: recomputing the same angles for every
     head is then cheaper than sharing them through shared memory.
     """

@@ -92,7 +92,7 @@ def why_not(
 def _why_not(
     rows: Tensor, weight: Tensor, bias: Tensor | None, call: NormRotationCall
 ) -> str | None:
-    """Return why one launch cannot compute this call, or None if it can."""
+    """Return why one launch cannot compute this call, or None if it can; `rows` is x [T, K]."""
     if torch.compiler.is_compiling():
         return "torch.compile compiles the definition in plain torch instead"
     if call.cache is None:
@@ -127,8 +127,8 @@ def _why_not(
 def _one_launch(
     rows: Tensor, weight: Tensor, bias: Tensor | None, call: NormRotationCall
 ) -> Tensor:
-    """Return the queries [T, Hq, D] of few tokens, and fill the cache, with the kernel of a decode
-    step.
+    """Return the queries [T, Hq, D] of few tokens x [T, K] (`rows`), and write their keys and
+    values to the cache, with the kernel of a decode step.
     """
     from ropewalk.kernels.qkv import launch
 
@@ -157,8 +157,8 @@ def _one_launch(
 def _checked(
     x: Tensor, weight: Tensor, bias: Tensor | None, spec, positions, heads, norm, cache, slots
 ):
-    """Return the checked call, whose q and k have the product's shape without its memory, and the
-    shape of the tokens.
+    """Return the checked call, whose q and k have the shape that the product will have but no
+    values, and the sizes of the token axes of x.
     """
     for name, t in (("weight", weight), ("bias", bias)):
         if t is not None and (t.dtype != x.dtype or t.device != x.device):

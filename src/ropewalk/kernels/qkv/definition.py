@@ -16,8 +16,8 @@ from ropewalk.kernels.norm_rotation.definition import NormRotationCall
 def run(
     x: Tensor, weight: Tensor, bias: Tensor | None, call: NormRotationCall, shape: tuple[int, ...]
 ) -> Any:
-    """Return what `qkv_norm_rope` returns; `shape` are the token axes of x, which `call` has as
-    one.
+    """Return what `qkv_norm_rope` returns. `shape` holds the sizes of the token axes of x; in
+    `call`, whose q and k have no values, they are one axis.
     """
     packed = F.linear(x, weight, bias)
     heads = (call.q.shape[1], call.k.shape[1])
@@ -28,4 +28,5 @@ def run(
         slots = call.slots.unflatten(-1, shape)
         return qk_norm_rope(packed, positions=positions, cache=call.cache, slots=slots, **options)
     q, k = qk_norm_rope(packed, positions=positions, **options)
+    # the heads after those of q and k are those of v
     return q, k, packed.unflatten(-1, (-1, call.spec.head_dim))[..., sum(heads) :, :]

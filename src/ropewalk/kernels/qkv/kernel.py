@@ -26,8 +26,8 @@ def _pair_dims(
     PAIRS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """Return the dims of both members of each pair; pairs from PAIRS on are made of the dims that
-    are not rotated.
+    """Return the dims of both members of each pair, of the shape of `pair`; pairs from PAIRS on are
+    made of the dims that are not rotated.
 
     Those are the dims before START and the dims after the rotated ones, taken two by two.
     """
@@ -35,9 +35,8 @@ def _pair_dims(
         first, second = START + 2 * pair, START + 2 * pair + 1
     else:
         first, second = START + pair, START + PAIRS + pair
-    if (
-        2 * PAIRS < HEAD_DIM
-    ):  # otherwise the dims stay contiguous, and the compiler stores several at once
+    # if all dims rotate they stay contiguous, and the compiler stores several at once
+    if 2 * PAIRS < HEAD_DIM:
         rest = 2 * (pair - PAIRS)
         first = tl.where(pair < PAIRS, first, tl.where(rest < START, rest, rest + 2 * PAIRS))
         second = tl.where(
@@ -52,7 +51,7 @@ def _norm_factors(
     weight, pair, HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
     PLUS_ONE: tl.constexpr,
 ):  # fmt: skip
-    """Return the factors of the head norm for both members of each pair."""
+    """Return the factors of the head norm, w or 1 + w, for both members of each pair."""
     first_dim, second_dim = _pair_dims(pair, HEAD_DIM, START, PAIRS, INTERLEAVED)
     first = tl.load(weight + first_dim, mask=pair < HEAD_DIM // 2, other=0.0).to(tl.float32)
     second = tl.load(weight + second_dim, mask=pair < HEAD_DIM // 2, other=0.0).to(tl.float32)
@@ -67,8 +66,11 @@ def _cos_sin(
     pair, row, row_live, positions, steps, axis_of_pair, axis_stride, magnitude,
     PAIRS: tl.constexpr, AXES: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
-    """Return cos and sin of every pair and row, times the magnitude; pairs from PAIRS on have cos 1
-    and sin 0.
+    """Return cos and sin [rows, pairs] of `row` [rows, 1] and `pair` [1, pairs], times the
+    magnitude; pairs from PAIRS on have cos 1 and sin 0.
+
+    `steps` has the phase of position 1 for each pair; `axis_stride` is that of the axes of
+    `positions`.
     """
     at = positions + row
     if AXES > 1:
@@ -87,7 +89,8 @@ def _store_pairs(
     COLUMNS: tl.constexpr, HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
     GROUP: tl.constexpr, QUANTISED: tl.constexpr,
 ):  # fmt: skip
-    """Store COLUMNS pairs, from pair `start` on, in the heads [T, 1] that are `written`.
+    """Store COLUMNS pairs, from pair `start` on, in the heads [T, 1] that are `written`; first and
+    second are their members [T, COLUMNS].
 
     GROUP 0: one store for the first members of the pairs and one for the second. Otherwise one
     store of both, GROUP columns of the first and GROUP of the second in turn, as `together` orders
@@ -133,8 +136,9 @@ def _give(squares, sums, part, PARTS: tl.constexpr):
     """Store this program's sums of squares [ROWS] for each of the other PARTS - 1 programs of the
     head.
 
-    `sums` is [reader, writer, row]. 0 means that nothing is stored, so 1 is added to the bits of a
-    sum. ".cg" stores to the L2 cache, where the other programs see it.
+    `sums` is [reader, writer, row], and `part` this program's index among the PARTS. 0 means that
+    nothing is stored, so 1 is added to the bits of a sum. ".cg" stores to the L2 cache, where the
+    other programs see it.
     """
     ROWS: tl.constexpr = squares.shape[0]
     for i in tl.static_range(1, PARTS):
@@ -145,14 +149,15 @@ def _give(squares, sums, part, PARTS: tl.constexpr):
 @triton.jit
 @no_type_check
 def _take(squares, sums, part, PARTS: tl.constexpr):
-    """Wait for what the other programs of the head give, set it to 0, and return it added to
-    `squares`.
+    """Wait for what the other programs of the head give (see `_give`), set it to 0 for the next
+    launch, and return it added to `squares`.
     """
     ROWS: tl.constexpr = squares.shape[0]
     nothing = tl.zeros([ROWS], tl.int32)
     for i in tl.static_range(1, PARTS):
         places = sums + (part * PARTS + (part + i) % PARTS) * ROWS + tl.arange(0, ROWS)
         bits = tl.atomic_xchg(places, nothing, sem="relaxed")
+        # until every row has arrived; a row that has arrived keeps its bits
         while tl.min((bits != 0).to(tl.int32), axis=0) == 0:
             bits = tl.where(bits != 0, bits, tl.atomic_xchg(places, nothing, sem="relaxed"))
         squares += (bits - 1).to(tl.float32, bitcast=True)

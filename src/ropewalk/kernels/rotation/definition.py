@@ -42,7 +42,8 @@ def rotate(
     """Rotate every pair of x [..., 2P] by the angles whose cos and sin are [..., P]: the two
     equations of RoPE.
 
-    Arithmetic is in the dtype of cos and sin; the result is rounded once, to x's dtype.
+    Arithmetic is in the dtype of cos and sin; the result is rounded once, to x's dtype, and has the
+    layout `layout_out`, or `layout` if that is None.
     """
     a, b = (member.to(cos.dtype) for member in split_pairs(x, layout))
     return join_pairs(a * cos - b * sin, a * sin + b * cos, layout_out or layout).to(x.dtype)
@@ -58,6 +59,7 @@ def rotate_complex(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
 def rotation_matrix(cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     """Return the dense matrix R [..., 2P, 2P] with R x = rotate(x); for explanation, it is slow."""
     pairs = cos.shape[-1]
+    # the dims of the first and of the second members of the pairs
     first, second = split_pairs(torch.arange(2 * pairs), layout)
     matrix = cos.new_zeros(*cos.shape[:-1], 2 * pairs, 2 * pairs)
     matrix[..., first, first] = cos

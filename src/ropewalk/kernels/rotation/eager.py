@@ -32,7 +32,9 @@ def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -
 
 
 def _rotate_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, request: AnyRequest) -> None:
-    """Write the rotated x into out: `definition.rotate` with fewer temporaries."""
+    """Write the rotated x into out: `definition.rotate` with fewer temporaries, and a copy of the
+    dims that do not rotate. cos and sin broadcast against the pairs of x.
+    """
     stop = request.start + 2 * request.pairs
     a, b = definition.split_pairs(x[..., request.start : stop], request.layout_in)
     # both members are computed before either is written, because out may be x
@@ -46,7 +48,9 @@ def _rotate_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, request: AnyR
 
 
 def differentiable(x: Tensor, cos: Tensor, sin: Tensor, request: AnyRequest) -> Tensor:
-    """Return the rotated x, by autograd operations: cos and sin may require gradients."""
+    """Return the rotated x, by autograd operations: cos and sin, which broadcast against the pairs
+    of x, may require gradients.
+    """
     width = 2 * request.pairs
     before, rotary_slice, after = x.split(
         [request.start, width, x.shape[-1] - request.start - width], dim=-1

@@ -111,7 +111,7 @@ def _signature(
     config: RotationConfig | None,
 ) -> tuple:
     """Return everything that the launch plan and the compiled kernel depend on, with exact shapes
-    and strides.
+    and strides. `pointers` are the data pointers of xs and outs.
     """
     q, k, q_out, k_out = xs[0], xs[-1], outs[0], outs[-1]
     inputs = (len(xs), q.get_device(), q.dtype, q.shape, q.stride(), k.dtype, k.shape, k.stride())
@@ -125,7 +125,9 @@ def _signature(
         of_positions = (
             None if positions is None else (positions.dtype, positions.shape, positions.stride())
         )
+        # the plan does not depend on how long the sequences are
         of_length = length.shape if isinstance(length, Tensor) else length is None
+        # Triton compiles separate kernels for offsets of 32 and of 64 bits
         fits_int32 = INT32[0] <= request.offset <= INT32[1]
         signs = (request.sign, request.magnitude_power)
         # request.tables is the name of a table strategy

@@ -23,7 +23,9 @@ CHANGING = 10
 
 
 class _Tokens:
-    """A tensor as [batch, tokens, heads, dims]: the sizes and strides of its first three axes."""
+    """A tensor as [batch, tokens, heads, dims]: the sizes and strides of its first three axes; an
+    axis that it does not have is of size 1 and stride 0.
+    """
 
     def __init__(self, x: Tensor, seq_dim: int, merged: bool = False) -> None:
         seq, batch, head = token_axes(x.ndim, seq_dim)
