@@ -52,25 +52,26 @@ def _shard(x, dim: int):
     return Shard(dim % x.ndim)
 
 
-def _shard_rows(x, rows: int):
+def _shard_rows(positions, batch_rows: int):
     """Return Shard of the batch axis of positions [.., B, S], or Replicate if one row of positions
-    is for all batch rows of x.
+    is for all `batch_rows` rows of the rotated tensor; None without positions.
     """
     # the batch axis of [S], [B, S] and [axes, B, S]
-    dim = {1: None, 2: 0, 3: 1}.get(getattr(x, "ndim", 0))
-    if dim is None or (x.shape[dim] == 1 and rows != 1):
-        return _replicate(x)
-    return _shard(x, dim)
+    dim = {1: None, 2: 0, 3: 1}.get(getattr(positions, "ndim", 0))
+    if dim is None or (positions.shape[dim] == 1 and batch_rows != 1):
+        return _replicate(positions)
+    return _shard(positions, dim)
 
 
 def _angle_rules(x, positions, length, seq_dim: int) -> list:
     """Return a list of (placement of x, of positions, of length): one for replicated tensors, and
-    one for each axis along which x may be sharded.
+    one for each axis along which x may be sharded. The placement of what is no tensor is None.
     """
     seq, batch, head = token_axes(x.ndim, seq_dim)
     replicated = _replicate(positions), _replicate(length)
     rules = [(_replicate(x), *replicated)]
     if batch is not None:
+        # `length` is None, a number or a tensor, of one length or of one for each row
         per_row = getattr(length, "ndim", 0) == 1 and length.shape[0] > 1
         length_at = _shard(length, 0) if per_row else replicated[1]
         rules.append((_shard(x, batch), _shard_rows(positions, x.shape[batch]), length_at))

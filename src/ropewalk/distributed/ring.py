@@ -39,7 +39,9 @@ ENGINES = ("ring", "torch")
 
 @dataclass(frozen=True, eq=False)
 class RingCall:
-    """The arguments of one call except q, k and v."""
+    """The arguments of one call except q, k and v; see `ring_attention`. Without a bias, both
+    `positions` are None.
+    """
 
     ring: Ring
     masking: Masking
@@ -178,6 +180,7 @@ def _facts(
     dtypes = {
         "k dtype": k.dtype,
         "v dtype": v.dtype,
+        # positions are never boolean, so torch.bool says that there are none
         "k_positions dtype": torch.bool if k_positions is None else k_positions.dtype,
     }
     rows = () if k_positions is None else k_positions.shape[:-1]
@@ -291,6 +294,7 @@ def _tiles(
         for mask in _token_masks(call, keys, q_slice, k_slice):
             allowed = mask if allowed is None else allowed & mask
         parts = (q[:, :, q_slice], keys["k"][:, :, k_slice], keys["v"][:, :, k_slice])
+        # detached, because in backward every tile has a graph of its own
         q_part, k_part, v_part = (part.detach().to(compute_dtype) for part in parts)
         tile = Tile(q_part, k_part, v_part, allowed=allowed)
         if q_positions is not None and k_positions is not None:
@@ -303,7 +307,9 @@ def _tiles(
 def _token_masks(
     call: RingCall, keys: dict[str, Tensor], q_slice: slice, k_slice: slice
 ) -> Iterator[Tensor]:
-    """Yield the masks of documents and padding, [B, 1, Sq or 1, Sk]."""
+    """Yield the masks of documents and padding, boolean [B, 1, Sq or 1, Sk], True = attend; `keys`
+    holds those of the rank whose keys these are.
+    """
     if call.documents is not None:
         yield (call.documents[:, q_slice, None] == keys["documents"][:, None, k_slice])[:, None]
     if call.padding is not None:

@@ -179,6 +179,8 @@ def gather(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
+    """`gather`, with gradients."""
+
     @staticmethod
     def forward(ctx, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         """Return x of every rank, stacked in the order of ranks."""
@@ -204,6 +206,7 @@ class Ring:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         world = dist.group.WORLD if group is None else group
+        # transfers take the ranks of all processes, not those within the group
         self.next, self.previous = (
             dist.get_global_rank(world, (self.rank + by) % self.size)  # type: ignore[arg-type]
             for by in (1, -1)

@@ -35,7 +35,9 @@ class Span(NamedTuple):
 
 
 def runs_of(indices: Tensor) -> list[tuple[int, int]]:
-    """Return (start, end) of every run of consecutive indices."""
+    """Return (start, end) of every run of consecutive indices, as places in `indices`, end
+    exclusive; of no indices one empty run, (0, 0).
+    """
     starts_after_jumps = (indices.diff() != 1).nonzero().flatten() + 1
     return list(pairwise([0, *starts_after_jumps.tolist(), len(indices)]))
 
@@ -61,6 +63,10 @@ def spans(indices: Tensor, tile: int) -> list[Span]:
 class Masking:
     """How scores are computed, and which keys a query attends to, given their indices in the
     sequence.
+
+    bias    adds terms to the scores, an Encoding also to the output; None: nothing is added
+    scale   the factor on the scores before that
+    window  a query attends to keys fewer than `window` indices away on either side; None: to all
     """
 
     bias: Encoding | Bias | None
@@ -82,7 +88,8 @@ class Masking:
         self, q: Span, k: Span, q_index: Tensor, k_index: Tensor, device: torch.device
     ) -> Tensor | None:
         """Return the boolean mask [Sq, Sk] of causality and window, True = attend; None if they
-        hide no key of the tile from any query.
+        hide no key of the tile from any query. q_index and k_index are the indices of the tokens of
+        the spans q and k.
         """
         has_later_keys = self.causal and k.last > q.first
         has_far_keys = (
@@ -153,8 +160,8 @@ def attend_tile(masking: Masking, tile: Tile) -> tuple[Tensor, Tensor]:
 
 
 def merge(out: Tensor, log_sum: Tensor, part: Tensor, part_log_sum: Tensor) -> None:
-    """Merge the attention over further keys, `part` and its log-sum-exp, into `out` and `log_sum`,
-    in place.
+    """Merge the attention over further keys, `part` and its log-sum-exp, into `out` [B, H, Sq, D]
+    and `log_sum` [B, H, Sq], in place.
     """
     total = torch.logaddexp(log_sum, part_log_sum)
     # if neither has keys, both shares are 0, not NaN

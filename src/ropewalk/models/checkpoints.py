@@ -335,6 +335,7 @@ def _read(
     whole = torch.empty((sum(rows), *source.shape(hf_names[0])[1:]), dtype=dtype, device=device)
     for part, hf_name in zip(whole.split(rows), hf_names, strict=True):
         part.copy_(source.read(hf_name))
+    # the matrices of experts, one below the other, become [experts, rows, columns]
     return whole.view(shape)
 
 

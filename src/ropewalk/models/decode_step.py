@@ -74,6 +74,7 @@ def why_not(model: Any, tokens: Tensor) -> str | None:
 
 
 def _norm(module: Any) -> launch.Norm:
+    """Return an nn.RMSNorm as the kernels take it."""
     return launch.Norm(module.weight, module.eps)
 
 
@@ -260,7 +261,9 @@ class DecodeStep:
     def _product(
         self, x: Tensor, weight: Tensor, out: Tensor, *, gate: bool = False, **finish: Any
     ) -> None:
-        """Write a product into `out`, by a tile of several rows if the step is invariant."""
+        """Write a product into `out`, by a tile of several rows if the step is invariant; `finish`
+        holds the norm, bias and residual of `launch.product`.
+        """
         tile = None
         if self.invariant:
             tile = invariant_launch.product_tile(
@@ -296,6 +299,7 @@ class DecodeStep:
         self.first_keys.copy_(seen.valid.int().argmax(dim=-1))
         # after a prompt, `next_positions` is a tensor
         self.positions.copy_(prompt_caches[0].next_positions)  # type: ignore[arg-type]
+        # in a step, the keys include that of its own token
         self.num_keys.fill_(size + 1)
         torch.add(self.row_starts, size, out=self.slots)
 
@@ -309,6 +313,7 @@ class DecodeStep:
         if token is not None:
             torch.index_select(self.embedding, 0, token, out=self.x)
         self.graph.replay()
+        # the step has written it to the slot of the token that it read
         self.token = self.tokens[:, self.size]
         self.size += 1
         return self.logits

@@ -43,7 +43,9 @@ class DecoderLayer(nn.Module):
         documents: Tensor | None = None,
         cache: KVCache | RunningState | None = None,
     ) -> tuple[Tensor, Routes | None]:
-        """Return the new x [B, S, hidden], and the routes of a mixture of experts or None."""
+        """Return the new x [B, S, hidden], and the routes of a mixture of experts or None; other
+        arguments as in `Decoder.forward`, with the cache of this layer.
+        """
         attention_out = self.self_attn.attend(
             self.input_layernorm(x),
             positions,

@@ -51,6 +51,7 @@ class PackedAttention(SoftmaxAttention):
         # drawn before them
         for out in (width, kv_width, kv_width):
             nn.Linear(hidden, out, bias=False)
+        # an encoding may turn each query into several, whose outputs are projected together
         copies = self.encoding.query_copies
         self.o_proj = nn.Linear(copies * width, hidden, bias=bool(config.o_bias))
         self.q_norm, self.k_norm = (head_norm(self.head_dim, norm) for _ in "qk")
@@ -197,7 +198,7 @@ class PackedLinearAttention(PackedAttention):
         **others,
     ) -> Attended:
         """Attend over x [B, S, hidden] as `attend` does; by default positions count each row's real
-        tokens, as in `Attention`.
+        tokens, as in `Attention`. `others` are arguments that only softmax attention has.
         """
         for name, value in others.items():
             if value is not None and value is not False:

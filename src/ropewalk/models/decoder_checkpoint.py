@@ -224,7 +224,7 @@ def _encoding(
     specs: Any, layer_types: tuple[str, ...]
 ) -> str | RopeSpec | dict[str, RopeSpec | None]:
     """Return a DecoderConfig's encoding ("none", one spec, or specs by layer type) from {layer type
-    of transformers: spec}.
+    of transformers: spec, None without rotation}; `layer_types` are ours, one for each layer.
     """
     by_type = {LAYER_TYPES[name]: spec for name, spec in specs.items() if name in LAYER_TYPES}
     distinct = {by_type[layer_type] for layer_type in layer_types if layer_type in by_type}
@@ -362,7 +362,7 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
 
 def _window_keys(config: DecoderConfig, model_type: str) -> dict[str, Any]:
     """Return the config keys that describe the attention window of each layer."""
-    if model_type == "llama":
+    if model_type == "llama":  # has no window
         return {}
     keys = {"sliding_window": config.window, "use_sliding_window": config.window is not None}
     if model_type in ("mistral", "ministral3", "qwen3_moe"):
@@ -371,6 +371,7 @@ def _window_keys(config: DecoderConfig, model_type: str) -> dict[str, Any]:
         "sliding_attention" if each.endswith("sliding") else "full_attention"
         for each in config.layer_types  # type: ignore
     ]  # type: ignore[union-attr]
+    # max_window_layers is for readers that do not know layer_types
     return {"layer_types": names, **keys, "max_window_layers": 0}
 
 

@@ -130,7 +130,10 @@ class DecoderConfig:
                 choice("temperature", layer_type, LAYER_TYPES)
 
     def _check_layers(self, set_field: Callable[[str, Any], None]) -> None:
-        """Check the window and the layer types, and set `layer_types` to one entry per layer."""
+        """Check the window and the layer types, and set `layer_types` to one entry per layer.
+
+        set_field  (name, value) -> None: sets a field, though the dataclass is frozen
+        """
         if self.window is not None:
             integer("window", self.window, low=1)
         types = self.layer_types
@@ -165,7 +168,9 @@ class DecoderConfig:
         set_field("layer_types", types)
 
     def _check_experts(self, set_field: Callable[[str, Any], None]) -> None:
-        """Check the numbers of experts and set the defaults that depend on other fields."""
+        """Check the numbers of experts and set the defaults that depend on other fields, by
+        `set_field(name, value)`.
+        """
         integer("num_experts", self.num_experts, low=0, high=MAX_EXPERTS)
         size = (
             self.intermediate_size
@@ -185,7 +190,9 @@ class DecoderConfig:
         set_field("dense_layers", tuple(sorted(dense)))
 
     def _check_encoding(self, set_field: Callable[[str, Any], None]) -> None:
-        """Check the encoding of every layer type."""
+        """Check the encoding of every layer type; a mapping is set to a dict of its own, by
+        `set_field(name, value)`.
+        """
         if isinstance(self.encoding, Mapping):
             set_field("encoding", dict(self.encoding))
             for layer_type in self.encoding:

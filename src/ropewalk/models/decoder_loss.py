@@ -69,6 +69,8 @@ def token_loss(x: Tensor, weight: Tensor, targets: Tensor, max_logits: int = MAX
 
 
 class _TokenLoss(torch.autograd.Function):
+    """`token_loss` where gradients are needed."""
+
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, max_logits: int) -> Tensor:
         """Return the mean loss; gradients are computed here too, chunk by chunk, so that logits
@@ -147,4 +149,5 @@ def _chunks(x: Tensor, weight: Tensor, max_logits: int) -> list[slice]:
 
 
 def _sum_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype in which losses and gradients are summed: float32, or float64 if x is."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -70,11 +70,14 @@ class GatedNetwork(nn.Module):
         )
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        """Return the output, and None where a mixture of experts returns its routes."""
         return self.down_proj(gated(self.gate_up_proj(x), self.activation)), None
 
 
 class Experts(nn.Module):
-    """The matrices of all experts: gate_up [E, 2 I, hidden] and down [E, hidden, I]."""
+    """The matrices of all E experts: gate_up [E, 2 I, hidden] and down [E, hidden, I], with I =
+    `moe_intermediate_size`.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()

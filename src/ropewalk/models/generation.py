@@ -23,7 +23,13 @@ LEAST = 1e-6
 
 
 class GeneratingModel(Protocol):
-    """The interface of a model that can generate."""
+    """The interface of a model that can generate.
+
+    head_weight  the output matrix [vocabulary, width]
+    features     tokens [B, S] -> [B, S, width]; also takes `padding` and `caches`
+    logits       features [..., width] -> logits [..., vocabulary]
+    caches       (kind, capacity, sinks) -> an empty cache for each layer
+    """
 
     @property
     def head_weight(self) -> Tensor: ...
@@ -260,8 +266,8 @@ def steps(
 def _caches_of(
     model: GeneratingModel, cache: Any, tokens: int, capacity: int | None, sinks: int
 ) -> Any:
-    """Return the caches that `cache` names or holds, None for no cache; a static one holds `tokens`
-    tokens if its capacity is not given.
+    """Return the caches that `cache` names, or those that it is; None for no cache. A static one
+    holds `tokens` tokens if its capacity is not given.
     """
     if cache is None or cache == "none":
         return None
@@ -278,6 +284,7 @@ def _caches_of(
 def _last_logits(
     model: GeneratingModel, tokens: Tensor, padding: Tensor | None, caches: Any
 ) -> Tensor:
+    """Return the logits [B, V] after the last of tokens [B, S], which are added to the caches."""
     return model.logits(model.features(tokens, padding=padding, caches=caches)[:, -1])
 
 
@@ -290,7 +297,7 @@ def _graph_opener(
     graph: bool | None,
 ) -> Callable[[], AbstractContextManager[Any]] | None:
     """Return a function that opens the decode step for `new` tokens as a CUDA graph; None to decode
-    without a graph.
+    without a graph. `cache` and `capacity` are those of `steps`.
 
     graph  True: raise an error if the steps cannot be captured; None: capture them if possible;
            False: never

@@ -55,6 +55,7 @@ def check(
     if padding is None:
         return
     left = bool((padding[:, 1:] >= padding[:, :-1]).all())
+    # after cached tokens, any padding would be between tokens of a row
     if not left or (caches is not None and len(caches[0]) and not bool(padding.all())):
         rule = "must be on the left, before the first token of a row, in an invariant model"
         raise RopeError("padding", rule, "padding after a token")
@@ -63,7 +64,9 @@ def check(
 def run_layer(
     layer: Any, x: Tensor, positions: Tensor, padding: Tensor | None, cache: KVCache | None
 ) -> Tensor:
-    """Return the output of a layer for x [B, S, hidden]."""
+    """Return the output [B, S, hidden] of a layer for x [B, S, hidden]; other arguments as in
+    `Decoder.forward`, with the cache of this layer, which gets the keys and values of x.
+    """
     shape, attention, network = x.shape, layer.self_attn, layer.mlp
     x = x.flatten(0, 1)
     normed, qkv = _normed(x, layer.input_layernorm), attention.qkv_proj
@@ -88,6 +91,7 @@ def final_norm(model: Any, x: Tensor) -> Tensor:
 
 
 def _normed(x: Tensor, module: Any) -> Tensor:
+    """Return x [T, hidden] normed by an nn.RMSNorm."""
     return invariant.normed(x, module.weight, module.eps)
 
 
@@ -106,6 +110,8 @@ def _attend(
     )
     q, k = _rotated(attention, q, k, positions)
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    # True: q and k are rotated already. From here on k and v begin with the cached tokens, and so
+    # does `real`, True for real tokens
     q, k, v, _, real = attention._rotated_with_cache(q, k, v, positions, padding, cache, True)
     batch = q.shape[0]
     if real is None:

@@ -14,7 +14,9 @@ from ropewalk.errors import RopeError
 
 
 class RunningState:
-    """The state of a linear attention layer between calls, of constant size."""
+    """The state of a linear attention layer between calls, of constant size; `state` is None before
+    the first call.
+    """
 
     def __init__(self) -> None:
         self.state: State | None = None

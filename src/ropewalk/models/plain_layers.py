@@ -44,6 +44,9 @@ def why_not_layer(layer: nn.Module) -> str | None:
 
 
 def _is_plain_rotary(encoding: Any) -> bool:
+    """Return whether an encoding does nothing but rotate q and k, by frequencies that are not
+    learned.
+    """
     return (
         isinstance(encoding, Rotary)
         and type(encoding).rotate is Rotary.rotate
@@ -63,6 +66,7 @@ def plain_spec(attention: Any) -> RopeSpec:
 
 def fixed_config(attention: Any) -> NormRotationConfig:
     """Return how norm and rotation are divided among GPU programs, the same for any number of
-    tokens.
+    tokens, so that the bits of the results are too.
     """
+    # the configuration for one token
     return pick_config(1, attention.num_heads, attention.head_dim)

@@ -55,8 +55,8 @@ class SelfAttention(Attention):
         self.rotary_value = config.rotary_value
 
     def attend(self, x, positions, padding, documents, cache: KVCache | None) -> Tensor:
-        """Return the attention output for x [B, S, hidden], which also attends to the cached tokens
-        and is added to them.
+        """Return the attention output [B, S, hidden] for x [B, S, hidden], which also attends to
+        the cached tokens and is added to them; other arguments as in `RoFormer.forward`.
         """
         return self(x, positions, padding=padding, documents=documents, cache=cache).out
 
@@ -70,6 +70,7 @@ class SelfAttention(Attention):
 class LinearSelfAttention(LinearAttention):
     """Linear attention that rotates q and k if the config's encoding is rotary."""
 
+    # borrowed: this class does not inherit from Attention
     token_positions = Attention.token_positions
 
     def __init__(self, config: RoFormerConfig, encoding: Encoding) -> None:
@@ -83,8 +84,8 @@ class LinearSelfAttention(LinearAttention):
         )
 
     def attend(self, x, positions, padding, documents, cache: RunningState | None) -> Tensor:
-        """Return the attention output for x [B, S, hidden]; the cache holds sums over all earlier
-        tokens and is updated.
+        """Return the attention output [B, S, hidden] for x [B, S, hidden]; the cache holds sums
+        over all earlier tokens and is updated. Other arguments as in `RoFormer.forward`.
         """
         state = None if cache is None else cache.state
         out, state = self(x, positions, padding=padding, documents=documents, state=state)
@@ -113,6 +114,9 @@ class Embeddings(nn.Module):
         )
 
     def forward(self, tokens: Tensor, types: Tensor | None, positions: Tensor) -> Tensor:
+        """Return the embeddings [B, S, hidden] of tokens [B, S]; `types` None means that all tokens
+        have type 0. Only an encoding that is added here reads the positions.
+        """
         x = self.words(tokens) + (self.types.weight[0] if types is None else self.types(types))
         x = self.encoding.embed(x, positions) if isinstance(self.encoding, Encoding) else x
         return self.project(self.dropout(self.norm(x)))
@@ -144,8 +148,8 @@ class Layer(nn.Module):
         documents: Tensor | None,
         cache: KVCache | RunningState | None,
     ) -> Tensor:
-        """Return the output of one layer: attention, then the network, each followed by residual
-        and norm.
+        """Return the output of one layer for x [B, S, hidden]: attention, then the network, each
+        followed by residual and norm. Other arguments as in `RoFormer.forward`.
         """
         # RoFormer.caches makes caches of the kind that this attention takes
         attended = self.attention.attend(x, positions, padding, documents, cache)  # type: ignore[arg-type]
@@ -280,6 +284,7 @@ class RoFormer(nn.Module):
         a model with other layers.
         """
         allowed, fields = (*FIELDS_OF_HEADS, "tie_embeddings"), vars(self.config)
+        # any field may be given with the value that it has
         wrong = sorted(
             name
             for name, value in changes.items()
@@ -297,6 +302,7 @@ class RoFormer(nn.Module):
         other.config = self.config.with_(head=head, **changes)
         other.gradient_checkpointing = self.gradient_checkpointing
         other.embeddings, other.layers = self.embeddings, self.layers
+        # with the dtype and on the device of the other weights, which are not initialised again
         other.head = HEADS[head](other.config).to(self.embeddings.words.weight)
         for module in other.head.modules():
             if isinstance(module, nn.Linear):
@@ -305,9 +311,9 @@ class RoFormer(nn.Module):
 
     def _positions(self, tokens, positions, padding, documents, caches) -> Tensor:
         """Return the given positions, or the default positions [B, S] if None; embeddings and
-        layers use the same.
+        layers use the same. Arguments as in `forward`.
         """
-        cache = caches[0] if caches else None
+        cache = caches[0] if caches else None  # all caches hold the same tokens
         return self.layers[0].attention.token_positions(  # type: ignore
             positions, padding, documents, cache, *tokens.shape, tokens.device
         )  # type: ignore[operator]
@@ -344,6 +350,9 @@ class _GenerationModel:
             self.head_weight = self.head.matrix(model.embeddings.words.weight)
 
     def features(self, tokens: Tensor, **call: Any) -> Tensor:
+        """Return the input of `logits` for each token, with a last column of ones if there is a
+        bias; `call` holds arguments of `RoFormer.hidden`.
+        """
         return self.head.features(self.model.hidden(tokens, **call))
 
     def logits(self, features: Tensor) -> Tensor:

@@ -108,8 +108,11 @@ class RoFormerConfig:
     encoding      a name from ENCODINGS or a RopeSpec; a rotary encoding given by name pairs
                   dimensions (2i, 2i + 1), as in RoFormer
     length        the longest sequence trained on; only encodings with a table are limited to it
+    embedding_size  the width of the word embeddings; None = hidden_size
     norm, bias    "layer_norm" and biases: RoFormer v1; "rms_norm", without weights, and no biases:
                   v2
+    pad_token     its embedding begins as 0 and is not trained; None = no such token
+    rotary_value  rotate v too
     causal        queries attend to no later keys: RoFormer as a decoder
     head          a name from HEADS; `num_labels` is for those that classify
     summary       how the multiple-choice head summarises a choice: by its "last" or "first" token
@@ -370,7 +373,7 @@ def _ropewalk_fields(hf_config: Mapping[str, Any], head: str) -> dict[str, Any]:
     unknown ones.
 
     Known are those that transformers' config of a model with `head` has no place for, because that
-    model does not use them.
+    model does not use them. `head` is the one that the config's `architectures` name.
     """
     own_fields = hf_config.get("ropewalk", {})
     # transformers has no similarity head, so its `architectures` name a model without one

@@ -38,11 +38,14 @@ def first_token(hidden: Tensor, padding: Tensor | None) -> Tensor:
     """
     if padding is None:
         return hidden[:, 0]
+    # argmax returns the first of equals; 0 for a row of padding alone
     return _select(hidden, padding.long().argmax(dim=-1))
 
 
 def last_token(hidden: Tensor, padding: Tensor | None) -> Tensor:
-    """Return the hidden state of each row's last real token, [B, hidden]."""
+    """Return the hidden state of each row's last real token, [B, hidden]; `padding` is as in
+    `first_token`.
+    """
     if padding is None:
         return hidden[:, -1]
     tokens_after = padding.long().flip(-1).argmax(dim=-1)  # padding after the last real token
@@ -50,7 +53,9 @@ def last_token(hidden: Tensor, padding: Tensor | None) -> Tensor:
 
 
 def mean_token(hidden: Tensor, padding: Tensor | None) -> Tensor:
-    """Return the mean hidden state of each row's real tokens, [B, hidden]."""
+    """Return the mean hidden state of each row's real tokens, [B, hidden]; 0 for a row of padding
+    alone. `padding` is as in `first_token`.
+    """
     if padding is None:
         return hidden.mean(dim=1)
     real = padding.unsqueeze(-1)
