@@ -26,6 +26,7 @@ class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + network(norm(x))."""
 
     def __init__(self, config: DecoderConfig, index: int) -> None:
+        """Create layer `index` of the model, counted from 0."""
         super().__init__()
         attention = PackedLinearAttention if config.attention == "linear" else PackedAttention
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
@@ -76,6 +77,7 @@ class Decoder(nn.Module):
         self.config, self.invariant = config, invariant
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         sizes = Sizes(config.num_heads, config.head_dim or 0, config.hidden_size, config.length)
+        # an encoding that is added to the embeddings; all others are in the layers
         self.encoding = as_encoding(config.input_encoding, sizes) if config.input_encoding else None
         self.layers = nn.ModuleList(
             DecoderLayer(config, index) for index in range(config.num_layers)

@@ -56,6 +56,7 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
+        """Check every field."""
         if 0 < number("temperature", self.temperature, low=0) < LEAST:
             rule = f"must be 0, which picks the most likely token, or at least {LEAST:g}"
             raise RopeError("temperature", rule, self.temperature)

@@ -43,6 +43,7 @@ class SelfAttention(Attention):
     """
 
     def __init__(self, config: RoFormerConfig, encoding: Encoding) -> None:
+        """Create the attention of one layer; `encoding` is this layer's own."""
         super().__init__(
             config.hidden_size,
             config.num_heads,
@@ -74,6 +75,7 @@ class LinearSelfAttention(LinearAttention):
     token_positions = Attention.token_positions
 
     def __init__(self, config: RoFormerConfig, encoding: Encoding) -> None:
+        # the identity rotates by angles of 0
         rope = encoding.rope if isinstance(encoding, Rotary) else identity_rope(config.head_dim)
         super().__init__(
             config.hidden_size,
@@ -104,6 +106,7 @@ class Embeddings(nn.Module):
         size: int = config.embedding_size  # type: ignore[assignment]  # resolved by the config
         self.words = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token)
         self.types = nn.Embedding(config.type_vocab_size, size)
+        # an encoding that is added here; all others are in the layers
         self.encoding = (
             model_encoding(config) if config.encoding_class.entry == "input" else nn.Identity()
         )

@@ -177,6 +177,7 @@ class MultipleChoice(Head):
     pools: ClassVar[bool] = True
 
     def __init__(self, config: RoFormerConfig) -> None:
+        """Create the layers; those that the config leaves out are identities."""
         super().__init__(config)
         self.summary = (
             nn.Linear(config.hidden_size, config.hidden_size)

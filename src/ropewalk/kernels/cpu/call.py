@@ -37,8 +37,8 @@ _NO_LEVELS = _LEVELS.pack(0, 0, 0, 0, 0, 1.0)
 def row_words(
     cos: int, sin: int, token_stride: int, batch_stride: int = 0, head_stride: int = 0
 ) -> bytes:
-    """Return the packed arguments for rows of cos and sin, given by their pointers and strides: no
-    positions, no levels.
+    """Return the packed arguments for rows of cos and sin, given by their pointers and strides (in
+    floats; 0 broadcasts): no positions, no levels.
     """
     return _ANGLES.pack(cos, sin, token_stride, batch_stride, head_stride, 0, 0, 0) + _NO_LEVELS
 

@@ -4,6 +4,10 @@ Importing this imports Triton.
 A decode step has few rows and reads every weight once, so it is limited by memory bandwidth. One
 launch norms the input, multiplies it, and finishes the output: adds the residual or applies the
 gate.
+
+A tile has ROWS x COLUMNS results, which are sums of K terms, DEPTH at a time. MASKED says whether
+columns or terms may be missing at the end of a tile. GROUP orders the columns of two blocks of
+weight rows in one tile, as in columns.py; 0 means that there is one block.
 """
 
 from __future__ import annotations
@@ -168,8 +172,7 @@ def _matrix_products(
     """Return x [ROWS, K] times a block of weight rows, float32 [ROWS, C].
 
     x and `weights` are pointers to the beginnings of rows, [ROWS, 1] and [1, C]; row_live and live
-    are their masks. MASKED says whether columns or terms may be missing at the end of a tile.
-    ROWS_MASKED hides the rows that are not `row_live`; without it each of them reads a row of x,
+    are their masks. ROWS_MASKED hides the rows that are not `row_live`; without it each of them reads a row of x,
     see `rows_of_x`.
     """
     COLUMNS: tl.constexpr = weights.shape[1]

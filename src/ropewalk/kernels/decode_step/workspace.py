@@ -25,6 +25,7 @@ class DecodeWorkspace:
         self, rows: int, q_heads: int, k_heads: int, head_dim: int, *, splits: int = 1, vocabulary_splits: int = 1,
         device: torch.device | str,
     ) -> None:  # fmt: skip
+        """Allocate the memory on `device`, for `rows` rows and heads of `head_dim` dims."""
         # `partial` and `statistics` hold the parts of each program of `attend`, `highest` and
         # `places` those of `next_token`; `arrived` counts the programs that have stored their
         # parts, and `sums` has the sums of squares for which the programs of a head wait

@@ -72,6 +72,7 @@ def attention(
     from ropewalk.kernels.invariant import launch
 
     def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        # `own` is the index of each query's own key
         own = torch.arange(k.shape[2] - q.shape[1], k.shape[2], device=q.device)[:, None]
         key = torch.arange(k.shape[2], device=q.device)
         seen = (key <= own) & (key >= first_keys[:, None, None])  # [B, S, N]

@@ -3,7 +3,10 @@ intermediate tensors.
 
 A sequence is divided into segments, one program each. The first kernel computes each segment's
 sums. After a cumulative sum over the segments, the second kernel starts each segment from its state
-and computes the outputs chunk by chunk.
+and computes the outputs chunk by chunk: a segment has CHUNKS chunks of CHUNK tokens.
+
+A head has PAIRS pairs, a value WIDTH dims; BLOCK and WIDTH_BLOCK are these rounded up to powers of
+two. FORM is the feature.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ def load_features(
     float32 [tokens, BLOCK] each; features of tokens that are not `live` are 0.
 
     x points to one head, `token` [tokens] has indices, and `stride` is from one token to the next.
-    The magnitude multiplies rotated features alone. BLOCK is PAIRS rounded up to a power of two.
+    The magnitude multiplies rotated features alone.
     """
     rows = x + (token.to(tl.int64) * stride)[:, None]
     pair = tl.arange(0, BLOCK)[None, :]

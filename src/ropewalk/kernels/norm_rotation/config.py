@@ -34,6 +34,7 @@ class NormRotationConfig:
     store: str = ""
 
     def __post_init__(self) -> None:
+        """Check every field."""
         for name in ("tokens", "heads", "warps"):
             value = integer(name, getattr(self, name), low=1, high=1024)
             if value & (value - 1):

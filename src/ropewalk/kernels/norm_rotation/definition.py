@@ -40,6 +40,7 @@ class QKNorm:
     plus_one: bool = False
 
     def __post_init__(self) -> None:
+        """Check every field."""
         object.__setattr__(self, "eps", number("eps", self.eps, low=0))
         flag("plus_one", self.plus_one)
         if (self.q_weight is None) != (self.k_weight is None):
@@ -75,6 +76,7 @@ class LatentNorm:
         return self.weight
 
     def __post_init__(self) -> None:
+        """Check both fields."""
         object.__setattr__(self, "eps", number("eps", self.eps, low=0))
         if (
             self.weight.ndim != 1
@@ -106,6 +108,7 @@ class KVSlots:
     v_scale: float | Tensor | None = None
 
     def __post_init__(self) -> None:
+        """Check the tensors, and turn the scales of a float8 cache into tensors."""
         allowed = (*COMPUTED_IN_FLOAT32, torch.float64, FP8)
         for name, cache in (("k", self.k), ("v", self.v)):
             if cache is not None and (

@@ -86,6 +86,7 @@ class _ForwardPlan(LaunchPlan):
     """
 
     def __init__(self, call: NormRotationCall, config: NormRotationConfig) -> None:
+        """Collect the kernel arguments that all these calls share; those up to `tokens` change."""
         values = forward_values(call, config)
         super().__init__(
             _FORWARD, values, _FORWARD.arg_names.index("tokens") + 1, call.q.device, config.warps

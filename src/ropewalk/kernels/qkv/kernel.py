@@ -1,7 +1,8 @@
 """The QKV product of a decode step in Triton: norm, product, head norm, rotation and cache write in
 one launch.
 
-Importing this imports Triton.
+A head has HEAD_DIM dims, of which PAIRS pairs rotate, from dim START on; here all dims of a head
+form pairs, HEAD_DIM / 2 of them. Importing this imports Triton.
 """
 
 from __future__ import annotations

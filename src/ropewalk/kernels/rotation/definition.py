@@ -72,7 +72,9 @@ def rotation_matrix(cos: Tensor, sin: Tensor, layout: str) -> Tensor:
 def rotate_vector(
     x: np.ndarray, position: int, theta: float = 10_000.0, layout: str = "interleaved"
 ) -> np.ndarray:
-    """Rotate vectors [..., 2P] at one position, in NumPy: f(x, m) = x e^{i m theta_i} on each pair."""
+    """Return vectors [..., 2P] rotated at one position, float64, in NumPy: f(x, m) = x e^{i m
+    theta_i} on each pair, with theta_i = theta^(-i / P).
+    """
     x = np.asarray(x)
     if not x.ndim or x.shape[-1] % 2 or not x.shape[-1] or x.dtype.kind not in "iuf":
         got = [list(x.shape), str(x.dtype)]

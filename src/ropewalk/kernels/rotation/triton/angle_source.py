@@ -49,6 +49,7 @@ class AngleSource:
     pointers: tuple[int | float | None, ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        """Set `pointers`."""
         object.__setattr__(
             self,
             "pointers",

@@ -21,7 +21,7 @@ def phase_cos_sin(phase, QUICK: tl.constexpr = False):
     16-bit result, with a fifth of the instructions. It is accurate because the phase wraps, so the
     angle is between -pi and pi.
     """
-    # the top 32 bits are enough: 2^-32 turns are 1.5e-9 radians
+    # the top 32 bits, a signed number in units of 2^-32 turns, are enough: a unit is 1.5e-9 radians
     turns = (phase >> 32).to(tl.int32)
     if QUICK:
         angle = turns.to(tl.float32) * 1.4629180792671596e-09  # 2 pi / 2^32

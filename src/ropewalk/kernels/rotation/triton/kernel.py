@@ -1,5 +1,8 @@
 """The Triton kernel: one launch rotates the heads of q and of k, whose last dimension is
 contiguous, in place or not.
+
+A head has START dims, PAIRS pairs that rotate, and TAIL dims. BLOCK is a number of pairs or dims
+rounded up to a power of two, the size of a tile; MASKED and HINT are as in pairs.py.
 """
 
 from __future__ import annotations
@@ -154,8 +157,11 @@ def scaled(
     MAGNITUDE_LOADED: tl.constexpr,
     GROWTH: tl.constexpr,
 ):
-    """Return cos and sin times the magnitude (one number, or one per batch row) and times
-    exp(exponent), the growth of xPos.
+    """Return cos and sin times the magnitude and, unless GROWTH is 0, times exp(exponent), the
+    growth of xPos.
+
+    The magnitude is a number or None; if MAGNITUDE_LOADED, a pointer to one number, or to one for
+    each batch row, `magnitude_batch` apart.
     """
     if magnitude is not None:
         if MAGNITUDE_LOADED:

@@ -1,5 +1,7 @@
 """Load and store the pairs of heads as Triton tiles [tokens, heads, pairs], in either layout.
 Importing this imports Triton.
+
+HINT is the eviction policy of a load, or the cache modifier of a store; "" is none.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def load_pairs(
 
     `rows` [tokens, heads, 1] points to the first rotated dim of each head; BLOCK is PAIRS rounded
     up to a power of two. `live` is the mask of the rows that exist; MASKED says whether any may be
-    missing; HINT is the eviction policy of loads and the cache modifier of stores.
+    missing.
     """
     MASK: tl.constexpr = MASKED or PAIRS != BLOCK
     if INTERLEAVED:
@@ -62,8 +64,8 @@ def store_pairs(
     rows, first, second, live,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
 ):  # fmt: skip
-    """Store the first and the second members of the pairs, in the dtype of the memory, where
-    `load_pairs` would read them.
+    """Store the first and the second members of the pairs, which have the dtype of the memory,
+    where `load_pairs` would read them.
     """
     MASK: tl.constexpr = MASKED or PAIRS != BLOCK
     if INTERLEAVED:

@@ -24,10 +24,13 @@ CHANGING = 10
 
 class _Tokens:
     """A tensor as [batch, tokens, heads, dims]: the sizes and strides of its first three axes; an
-    axis that it does not have is of size 1 and stride 0.
+    axis that it does not have is of size 1.
     """
 
     def __init__(self, x: Tensor, seq_dim: int, merged: bool = False) -> None:
+        """Set `sizes` and `strides`, each (batch, tokens, heads), of x with its tokens along
+        `seq_dim`; a stride is 0 where the size is 1. `merged` makes batch rows tokens.
+        """
         seq, batch, head = token_axes(x.ndim, seq_dim)
         self.sizes = tuple(1 if axis is None else x.shape[axis] for axis in (batch, seq, head))
         self.strides = tuple(
