@@ -228,7 +228,9 @@ def ring_forward(
     tile: int = TILE,
 ) -> Tensor:
     """Return the output of `layer` for this rank's tokens x [B, S, model_dim] at `positions`, which
-    attend to the tokens of all ranks.
+    attend to the tokens of all ranks; 0 for padding, before the output projection.
+
+    positions  [S], [B, S] or [axes, B, S]; the other arguments are those of `ring_attention`
     """
     check_layer(layer)
     encoding = layer.encoding

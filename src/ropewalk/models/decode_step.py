@@ -205,6 +205,7 @@ class DecodeStep:
         Positions, slots and earlier keys were written before this replay, so a kernel may read them
         before the previous kernel has ended; with many programs attention is faster if it waits.
         """
+        # for the kernel, a row of the cache is a page
         qkv_product(
             x,
             attention.qkv_proj.weight,
@@ -239,6 +240,7 @@ class DecodeStep:
         qk_norm_rope(
             invariant_launch.product(x, linear.weight, linear.bias, residual=None, gate=False),
             spec=spec,
+            # the same position on every axis
             positions=self.positions.expand(*axes, -1),
             heads=(attention.num_heads, attention.num_kv_heads),
             norm=attention.head_norm(),

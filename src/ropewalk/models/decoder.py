@@ -228,8 +228,8 @@ class Decoder(nn.Module):
 
 
 def next_tokens(tokens: Tensor, padding: Tensor | None, documents: Tensor | None) -> Tensor:
-    """Return the token after each token; -100 for padding, and where no real token of the same row
-    and document follows.
+    """Return the token after each token, [B, S]; -100 for padding, and where the next place of the
+    row has no real token of the same document.
     """
     targets = torch.full_like(tokens, IGNORED, dtype=torch.int64)
     targets[:, :-1] = tokens[:, 1:]

@@ -36,7 +36,9 @@ class PackedAttention(SoftmaxAttention):
     def __init__(self, config: DecoderConfig, layer_type: str) -> None:
         """Create the attention of a layer of type `layer_type` (`DecoderConfig.layer_types`)."""
         hidden, norm = config.hidden_size, HeadNorm(config.norm_eps) if config.qk_norm else None
+        # (query heads, key heads, head_dim)
         heads = head_sizes(hidden, config.num_heads, config.num_kv_heads, config.head_dim)
+        # a name or a spec; an encoding that is added to the embeddings does not act in the layers
         named = "none" if config.input_encoding else config.layer_encoding(layer_type)
         choices = Choices(
             window=config.window if layer_type in WINDOWED else None,

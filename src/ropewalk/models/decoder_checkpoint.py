@@ -21,11 +21,12 @@ from ropewalk.temperatures import FloorLog
 
 @dataclass(frozen=True)
 class Architecture:
-    """Options that the code of a model_type fixes; None if the config decides (`attention_bias`,
-    `mlp_bias`).
+    """Options that the code of a model_type fixes, as fields of a DecoderConfig; None if the config
+    decides (by `attention_bias` for q, k, v and o, by `mlp_bias`).
 
-    tied     the default of `tie_word_embeddings`
-    experts  whether models of this type may have experts
+    class_name  of the model in transformers or MiniMind
+    tied        the default of `tie_word_embeddings`
+    experts     whether models of this type may have experts
     """
 
     class_name: str

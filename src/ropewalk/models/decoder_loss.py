@@ -74,7 +74,7 @@ class _TokenLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, max_logits: int) -> Tensor:
         """Return the mean loss; gradients are computed here too, chunk by chunk, so that logits
-        need not be kept.
+        need not be kept. Arguments as in `token_loss`.
         """
         valid = targets != IGNORED
         count = valid.sum().clamp(min=1)

@@ -118,8 +118,8 @@ class Experts(nn.Module):
         return torch.zeros_like(x).index_add(0, token, weighted.to(x.dtype))
 
     def _run_all(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Return the same by applying every expert to every token: no shape depends on values, so
-        it compiles to one graph.
+        """Return what `forward` returns by applying every expert to every token: no shape depends
+        on values, so it compiles to one graph.
         """
         count = self.gate_up_proj.shape[0]
         # [T, E], 0 for experts not chosen

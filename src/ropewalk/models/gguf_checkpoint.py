@@ -164,6 +164,7 @@ def _weights(
             written_type,
             lambda make=make, layout=layout: _numbers(make(), layout, config.head_dim or 0),
         )
+    # factors of the frequencies that the file holds as tensors
     for tensor, values in rope.tensors.items():
         weights[tensor] = _Weight((len(values),), "F32", lambda values=values: np.asarray(values))
     return weights
@@ -178,7 +179,10 @@ def _numbers(weight: Tensor, layout: str, head_dim: int) -> np.ndarray:
 
 
 def _keys(name: str, config: DecoderConfig) -> dict[str, Any]:
-    """Return the metadata of a config, without its rope."""
+    """Return the metadata of a config, without its rope; every key begins with `name`, the
+    architecture.
+    """
+    # by the names of transformers' config keys, which SIZE_KEYS has too
     values = {key: getattr(config, ours) for ours, key in HF_KEYS.items()}
     keys = {suffix: values[key] for key, suffix in SIZE_KEYS.items() if key in values}
     keys |= {

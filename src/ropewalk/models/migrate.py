@@ -38,8 +38,11 @@ FREEZES: dict[str, tuple[str, ...]] = {
 class Migration:
     """The new model, and lists of weights by their names in the new model.
 
-    Dropped weights have their names in the source. A transformers model is first converted to a
-    RoFormer: weights that this conversion keeps have their names in the RoFormer.
+    copied       have the values that they have in the source
+    dropped      of the source alone, by their names there. A transformers model is first converted
+                 to a RoFormer: weights that this conversion keeps have their names in the RoFormer
+    initialised  as in a new model: those that the source does not have, and all of the encoding
+    frozen       parameters that are not trained
     """
 
     model: nn.Module
@@ -181,6 +184,7 @@ def _roles(model: nn.Module) -> dict[str, set[str]]:
             if name not in roles:
                 continue  # the second name of a shared weight
             if isinstance(module, SoftmaxAttention | LinearAttention):
+                # "qk" for a Decoder's packed qkv_proj
                 is_query_key = name.removeprefix(path + ".").startswith(("q_", "k_", "qk"))
                 roles[name] = {"query_key", "attention"} if is_query_key else {"attention"}
             elif isinstance(module, Encoding | Rope):

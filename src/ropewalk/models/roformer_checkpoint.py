@@ -179,7 +179,8 @@ def unused_weights(model: nn.Module) -> tuple[str, ...]:
     such as poolers and pretraining heads.
     """
     config, model_type = _config_of(model)
-    # named_parameters lists a tied weight once, so its second name is not reported
+    # named_parameters lists a tied weight once, so its second name is not reported; nor is a table
+    # that is not trained
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     return tuple(
         name

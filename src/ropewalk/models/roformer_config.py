@@ -344,6 +344,7 @@ class RoFormerConfig:
         unwritten: dict[str, Any] = {}
         for field in fields(self):
             ours, theirs = getattr(self, field.name), getattr(restored, field.name)
+            # "rope" is this spec, by its name
             if ours == theirs or (
                 field.name == "encoding" and ours == plain_rope(self.head_dim) and theirs == "rope"
             ):
@@ -425,6 +426,7 @@ def _head_of(architectures: Any) -> str:
         .replace("ForPreTraining", "ForMaskedLM")
         .replace("LMHeadModel", "ForCausalLM")
     )
+    # "Model" is the ending of a class without a head
     return next(
         (
             head

@@ -25,6 +25,7 @@ def run(call: BandedCall) -> tuple[Tensor, Tensor]:
     seen = torch.ones_like(scores, dtype=torch.bool)
     if call.causal:
         seen = seen & (key <= query[:, None] + call.offset)
+    # [1 or B, 1, Sq, Sk]
     difference = (call.q_group[..., :, None] - call.k_group[..., None, :]).unsqueeze(-3)
     if call.low is not None:
         seen = seen & (difference >= call.low)

@@ -56,7 +56,7 @@ def attend(
     scale: float,
     window: int | None = None,
 ) -> Tensor:
-    """Return the attention of q [B, Hq, D] over the cached k and v [B, Hk, N, D].
+    """Return the attention [B, Hq, D] of q [B, Hq, D] over the cached k and v [B, Hk, N, D].
 
     `num_keys` is how many keys the cache holds, one number for all rows. Row b sees the keys
     first_keys[b] ... num_keys - 1, of them at most the latest `window`. Each key head

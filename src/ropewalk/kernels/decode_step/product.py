@@ -324,6 +324,7 @@ def norm(
     a power of two.
     """
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    # the weight does not come from the previous kernel, so it is loaded before the wait
     factor = load(weight + column, column < K, BLOCK != K, "").to(tl.float32)
     wait(PDL)
     if PDL:

@@ -61,7 +61,7 @@ def product(
 def attention(
     q: Tensor, k: Tensor, v: Tensor, first_keys: Tensor, scale: float, window: int | None = None
 ) -> Tensor:
-    """Return the attention of q [B, S, Hq, D] over k and v [B, Hk, N, D], [B, S, Hq, D].
+    """Return the attention [B, S, Hq, D] of q [B, S, Hq, D] over k and v [B, Hk, N, D].
 
     The S queries are the last S of the N tokens. A query sees the keys from first_keys[row] to its
     own, and with a window at most the latest `window` of them; a query before its row's first key

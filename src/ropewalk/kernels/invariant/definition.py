@@ -15,7 +15,9 @@ from torch.nn import functional as F
 
 
 def each_token(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Return function(one token of each tensor) for all tokens [T, ...], joined."""
+    """Return the results of `function` for all tokens of the tensors [T, ...], concatenated; it
+    gets one token of each tensor at a time, [1, ...].
+    """
     # a copy, because a library may also choose its kernel by the alignment of memory
     results = [
         function(*(t[i : i + 1].clone() for t in tensors)) for i in range(tensors[0].shape[0])
@@ -51,8 +53,8 @@ def finished(out: Tensor, residual: Tensor | None, gate: bool) -> Tensor:
 def attention(
     q: Tensor, k: Tensor, v: Tensor, first_keys: Tensor, scale: float, window: int | None
 ) -> Tensor:
-    """Return the attention of q [B, S, Hq, D] over k and v [B, Hk, N, D], [B, S, Hq, D]; the S
-    queries are the last S of the N tokens.
+    """Return the attention [B, S, Hq, D] of q [B, S, Hq, D] over k and v [B, Hk, N, D]; the S
+    queries are the last S of the N tokens. Other arguments as in `api.attention`.
     """
     batch, queries, heads, _ = q.shape
     group, before = heads // k.shape[1], k.shape[2] - queries

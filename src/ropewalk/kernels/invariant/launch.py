@@ -59,11 +59,12 @@ def product_tile(rows: int, columns: int, depth: int, gate: bool, available: int
 def attention(
     q: Tensor, k: Tensor, v: Tensor, first_keys: Tensor, scale: float, window: int | None
 ) -> Tensor:
-    """Return the attention of q [B, S, Hq, D] over k and v [B, Hk, N, D], [B, S, Hq, D]; the S
-    queries are the last S of the N tokens.
+    """Return the attention [B, S, Hq, D] of q [B, S, Hq, D] over k and v [B, Hk, N, D]; the S
+    queries are the last S of the N tokens. Other arguments as in `api.attention`.
     """
     num_keys = torch.full((1,), k.shape[2], dtype=torch.int64, device=q.device)
     if q.shape[1] == 1:
+        # the segments of the keys are computed side by side, with the same bits
         out = torch.empty_like(q)
         decode(q[:, 0], k, v, out[:, 0], first_keys, num_keys, scale, window)
         return out
@@ -127,7 +128,9 @@ def _most_tiles(keys: int) -> int:
 def _attend(
     grid, q, k, v, out, partial, statistics, first_keys, num_keys, scale, **options
 ) -> None:
-    """Launch `attend` for every row and key head of q [B, S, Hq, D], times `grid`."""
+    """Launch `attend` for every row and key head of q [B, S, Hq, D]; `grid` has the further axes of
+    the grid, `options` the constants. partial and statistics are None unless APART is among them.
+    """
     with torch.cuda.device_of(q):
         _ATTEND[(q.shape[0] * k.shape[1], *grid)](
             q, k, v, out, partial, statistics, first_keys, num_keys, q.shape[1], scale,

@@ -308,8 +308,9 @@ def _table_request(spec: RopeSpec, cos: Tensor, sin: Tensor) -> TableRequest:
 
 
 def _write(cache: KVSlots, k: Tensor, v: Tensor | None, slots: Tensor) -> None:
-    """Store k and v of every token at its slot; a negative slot is padding. A CUDA graph can
-    capture it: no synchronisation.
+    """Store k and v of every token at its slot; a negative slot is padding. A slot beyond the cache
+    raises an error on a CPU; on a GPU it is padding too, because checking would synchronise, and
+    then no CUDA graph could capture it.
     """
     if not slots.numel():
         return

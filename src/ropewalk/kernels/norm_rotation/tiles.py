@@ -135,6 +135,7 @@ def load_factors(
     memory or barrier.
     """
     if WEIGHT != "":
+        # the same pointer for each token and head, and a mask that is true
         everywhere = tl.zeros([TOKENS, HEADS, 1], tl.int32)
         return load_head(weight + everywhere, everywhere == 0, False, INTERLEAVED, HEAD, "")
     else:
@@ -243,6 +244,7 @@ def phases(
 
     `steps` has the phase of position 1 for each pair; `axis_stride` is that of the axes of
     `positions`, and `token` and `live` are the indices [tokens] and their mask.
+
     HEADS > 1 if a program has no more threads than pairs: recomputing the same angles for every
     head is then cheaper than sharing them through shared memory.
     """

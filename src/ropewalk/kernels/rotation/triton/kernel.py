@@ -59,7 +59,9 @@ def store_rotated(
 def load_dims(
     rows, live, COUNT: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr
 ):
-    """Return COUNT dimensions that are not rotated, from the pointers `rows` on."""
+    """Return COUNT dimensions that are not rotated, from the pointers `rows` [tokens, heads, 1] on,
+    as [tokens, heads, BLOCK].
+    """
     dim = tl.arange(0, BLOCK)[None, None, :]
     return load(rows + dim, live & (dim < COUNT), MASKED or COUNT != BLOCK, HINT)
 
