@@ -409,6 +409,7 @@ def _check_rope_keys(hf_config: Mapping[str, Any], head_dim: int) -> None:
             "must be absent or describe the rotation of theta 10000 without scaling: transformers' "
             "RoFormer has no other"
         )
+        # without rope keys the spec is the plain one, so `given` is not empty here
         raise RopeError(next(iter(given)), rule, given)
 
 

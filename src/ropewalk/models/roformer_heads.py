@@ -119,7 +119,9 @@ class LanguageModel(Head):
         return torch.cat((x, torch.ones_like(x[..., :1])), dim=-1) if self.first_version else x
 
     def matrix(self, words: Tensor) -> Tensor:
-        """Return the output matrix, with the bias as its last column if there is one."""
+        """Return the output matrix [vocab, embedding], with the bias as one more column if there is
+        one.
+        """
         weight = words if self.config.tie_embeddings else self.decoder.weight
         return (
             torch.cat((weight, self.bias.unsqueeze(-1)), dim=-1) if self.first_version else weight

@@ -172,8 +172,8 @@ def _matrix_products(
     """Return x [ROWS, K] times a block of weight rows, float32 [ROWS, C].
 
     x and `weights` are pointers to the beginnings of rows, [ROWS, 1] and [1, C]; row_live and live
-    are their masks. ROWS_MASKED hides the rows that are not `row_live`; without it each of them reads a row of x,
-    see `rows_of_x`.
+    are their masks. ROWS_MASKED hides the rows that are not `row_live`; without it each of them
+    reads a row of x, see `rows_of_x`.
     """
     COLUMNS: tl.constexpr = weights.shape[1]
     # where x has too few rows for a matrix instruction, the weights may have enough
