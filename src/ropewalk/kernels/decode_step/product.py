@@ -125,10 +125,10 @@ def _vector_products(
     """Return one row x [K] times two blocks of weight rows, float32 [COLUMNS] each; without BOTH
     the second is the first.
 
-    `weights` and `more_weights` are the first DEPTH of each weight row, already loaded; the pointers
-    `first_rows` and `second_rows` [COLUMNS, 1] give the others. Products are summed in registers:
-    one row would leave most of a matrix instruction unused. With NORM x is RMS-normed: its weight
-    multiplies x before the product, and the inverse rms multiplies the result.
+    `weights` and `more_weights` are the first DEPTH of each weight row, already loaded; the
+    pointers `first_rows` and `second_rows` [COLUMNS, 1] give the others. Products are summed in
+    registers: one row would leave most of a matrix instruction unused. With NORM x is RMS-normed:
+    its weight multiplies x before the product, and the inverse rms multiplies the result.
     """
     first = tl.zeros([COLUMNS, DEPTH], tl.float32)
     second = tl.zeros([COLUMNS, DEPTH], tl.float32)

@@ -260,8 +260,8 @@ def checked_call(
 def _unpack(
     q: Tensor, k: Tensor | None, v: Tensor | None, heads: tuple[int, int] | None, head_dim: int
 ):
-    """Return q, k, v [..., heads, head_dim]: as given, or with `heads`, (of q, of k), as views of q,
-    which then holds q, k and v packed.
+    """Return q, k, v [..., heads, head_dim]: as given, or with `heads`, (of q, of k), as views of
+    q, which then holds q, k and v packed.
     """
     if heads is None:
         if k is None:

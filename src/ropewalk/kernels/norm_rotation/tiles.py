@@ -7,8 +7,8 @@ pairs, tile width of the pairs, tile width of the rest or 0); widths are powers 
 a tile that a head does not have are loaded as 0.
 
 `heads` are pointers to the first dim of each head, `live` is True for tokens and heads that exist,
-and MASKED says whether any may be missing. EVICT and STORE are cache hints; TOKENS and HEADS are the
-sizes of a tile.
+and MASKED says whether any may be missing. EVICT and STORE are cache hints; TOKENS and HEADS are
+the sizes of a tile.
 """
 
 from __future__ import annotations
