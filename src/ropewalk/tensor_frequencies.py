@@ -108,11 +108,12 @@ def ladder(spec: RopeSpec, length: Length = None) -> TensorFrequencies:
     dtype = torch.float64 if spec.precision == "exact" else torch.float32
     scaled = spec.scaled_ladders()
     found = [formula(scaling, dim, spec.theta, length, dtype) for scaling, dim in scaled]
-    # torch 2.6 cannot compile next() with a default
-    own = [
+    # the magnitude is that of the first ladder with the spec's own scaling, or of the very first;
+    # a list, because torch 2.6 cannot compile next() with a default
+    with_scaling = [
         each for each, (scaling, _) in zip(found, scaled, strict=True) if scaling is spec.scaling
     ]
-    first = own[0] if own else found[0]
+    first = with_scaling[0] if with_scaling else found[0]
     radians, growth = first.radians, first.growth
     if len(found) > 1:
         by_pair = [each.radians.unbind(-1) for each in found]
@@ -130,7 +131,9 @@ def formula(
     length: Length = None,
     dtype: torch.dtype = torch.float64,
 ) -> TensorFrequencies:
-    """Return the frequencies of a scaling by its formula over torch, in `dtype`."""
+    """Return the frequencies of a scaling by its formula over torch, in `dtype`; a length of None
+    stands for the trained length.
+    """
     if isinstance(length, int | np.integer):
         length = torch.tensor(int(length), dtype=torch.int64, device=CPU)
     ops = TorchNumbers(dtype, CPU if length is None else length.device)

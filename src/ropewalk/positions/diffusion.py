@@ -34,7 +34,8 @@ def flux2(
     step: int = 10,
     device: Device = None,
 ) -> Int[Tensor, "4 1 N"]:
-    """Return Flux-2's positions (time, row, column, token).
+    """Return Flux-2's positions (time, row, column, token) of `text` text tokens, an image of
+    height x width tokens and the reference images.
 
     Text token i is at (0, 0, 0, i), the image at (0, row, column, 0), then come the reference
     images, given by their (height, width), at times step, 2 step, ...

@@ -75,8 +75,10 @@ ORIGINS = {"start": "space", "zero": "max", "time": "time"}
 
 @dataclass(frozen=True)
 class _Run:
-    """Tokens whose position on axis a is starts[a] + (index // strides[a]) % sizes[a]; time in
-    steps of `interval`.
+    """Tokens whose position on axis a is starts[a] + (index // strides[a]) % sizes[a], where
+    `index` counts the tokens of the run from 0; on the time axis the step, (index // strides[0]) %
+    sizes[0], is also multiplied by `interval` and rounded down. The axes are time, height and
+    width.
 
     With `follows_time`, the step along time is also added on the other axes.
     """
@@ -161,6 +163,7 @@ def multimodal(
     filled: list[_Run] = []
     delta: list[int] = []
     for runs, length in zip(runs_of_rows, lengths, strict=True):
+        # sizes of 1 put every token of the padding at position 0
         filler = [_Run(longest - length, (0, 0, 0), (1, 1, 1), (1, 1, 1))]
         filled += filler + runs if padding == "left" else runs + filler
         last = max((run.last_time if resume == "time" else run.last for run in runs), default=-1)
@@ -228,8 +231,8 @@ def _grid_run(segment: Image | Video, first: int, time_merge: int, merge: int, o
 
 
 def _positions_of_runs(runs: list[_Run], total: int, device: Device) -> Int[Tensor, "3 T"]:
-    """Return the position of every token of `runs` with a fixed number of operations, whatever the
-    number of runs.
+    """Return the position of every token of `runs`, which are `total` tokens in all, with a fixed
+    number of operations, whatever the number of runs.
     """
     # a table with one row per run is copied to the device once; every token then looks up the row
     # of its run
