@@ -272,6 +272,9 @@ def _vmapped_by_table(info, in_dims, *args):
 
 
 def _vmapped_cos_sin(info, in_dims, *args):
+    """Return cos and sin of each entry of the vmap, stacked along a new first axis, and that axis
+    of both.
+    """
     tables = [
         torch.ops.ropewalk.cos_sin(*arguments) for arguments in _one_by_one(info, in_dims, args)
     ]
@@ -323,6 +326,7 @@ def request_tables(
 
 
 def _as_tensor(length: Length, device: torch.device) -> Tensor | None:
+    """Return a length as a tensor, without a copy from the host; None stays None."""
     return (
         length
         if length is None or isinstance(length, Tensor)

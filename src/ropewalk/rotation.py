@@ -496,7 +496,7 @@ class _Rotation(torch.autograd.Function):
         if inplace:
             ctx.mark_dirty(*xs)
         outs = execute(xs, request, inplace, backend)
-        # k stays without a gradient where only q has one
+        # k stays without a gradient where only q has one; three arguments come before the xs
         ctx.mark_non_differentiable(
             *(out for i, out in enumerate(outs) if not ctx.needs_input_grad[3 + i])
         )

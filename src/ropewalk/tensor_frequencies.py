@@ -34,9 +34,13 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, eq=False)
 class TensorFrequencies:
-    """What `Frequencies` holds, as tensors, without its `digits`: `radians` float64 [pairs], or
-    [rows, pairs] where the length is given per row; [heads, pairs, axes] if axes differ from head
-    to head.
+    """What `Frequencies` holds, as tensors, without its `digits`.
+
+    radians    [pairs], or [rows, pairs] where the length is given per row; [heads, pairs, axes] if
+               axes differ from head to head
+    magnitude  the factor on cos and sin, or [rows] where it depends on a length given per row
+    growth     [pairs], xPos's logarithm of the magnitude per position away from `center`; None for
+               other scalings
     """
 
     radians: Tensor
@@ -84,6 +88,7 @@ class TorchNumbers(FloatNumbers):
         return self.per_row(length > limit)
 
     def per_row(self, value: Any) -> Any:
+        # [rows] becomes [rows, 1], to broadcast against [pairs]
         return value.unsqueeze(-1) if isinstance(value, Tensor) else value
 
     def as_float(self, value: Any) -> Any:
@@ -184,6 +189,7 @@ def _steps(digits: tuple[Any, ...]) -> Tensor:
     """Return the phase steps of exact frequencies as int64, in the shape of `digits`."""
 
     def nested(part: Any) -> Any:
+        """Return lists of phase steps, nested as the tuples of `part` are."""
         if isinstance(part[0], tuple):
             return [nested(each) for each in part]
         # a phase of half a turn and more is negative in two's complement

@@ -40,6 +40,12 @@ def attend_remapped(
 ) -> Tensor:
     """Return causal attention [B, H, Sq, D] with the distances of `remapping`: its pieces, each
     with its own band, are merged.
+
+    rotate       returns q or k rotated for one piece
+    v            the values [B, Hk, Sk, D]
+    q_positions  integers [Sq] or [B, Sq], and k_positions [Sk] or [B, Sk]: where the tokens are
+    visible      the masks of all pieces, to which each piece adds its band
+    backend      a name in LSE_BACKENDS, or None
     """
     factor, parts = remapping.query_factor(q_positions), []
     for piece in remapping.pieces(q_positions, k_positions):
@@ -76,7 +82,7 @@ def check_remapping(
             "remapping", "is defined for causal attention only; pass causal=True", remapping
         )
     slowdown = getattr(remapping, "slowdown", 1)
-    if slowdown > 1:
+    if slowdown > 1:  # refuses a spec whose frequencies cannot be divided
         slowed_spec(encoding.rope.spec, slowdown)
     return remapping
 

@@ -95,6 +95,7 @@ def has_sliding(source: GgufSource, name: str) -> bool:
     if facts.sliding_block_count:
         return metadata.get(f"{name}.block_count") == facts.sliding_block_count
     key = f"{name}.attention.sliding_window"
+    # sliding_theta is None for an architecture without such layers
     return bool(facts.sliding_theta and integer(key, metadata.get(key, 0), low=0))
 
 
@@ -222,8 +223,11 @@ class _GgufLayer:
         return value
 
     def _origin(self, scaling: Scaling, field: str) -> str:
-        """Return the metadata key or the tensor that a field of the scaling comes from."""
+        """Return the metadata key or the tensor that a field of the scaling comes from, or "default
+        of llama.cpp".
+        """
         tensors = {"short_factor": SHORT, "long_factor": LONG}
+        # a Llama3 is always read from rope_freqs
         if isinstance(scaling, Llama3) or field in tensors:
             return tensors.get(field, FREQS)
         factor = {Ntk: ("rope.scaling.alpha",), LongRope: ("context_length",)}
@@ -254,6 +258,7 @@ class _GgufLayer:
             return self._record_key("theta", "rope.freq_base", theta)
         default = 10_000.0 if self.facts.sliding_theta == "own" else theta
         if not self._has("rope.freq_base_swa") and default == theta:
+            # the sliding layers have the theta of the full ones, so its key is that of theirs
             return self._record_key("theta", "rope.freq_base", theta)
         sliding = self.number("rope.freq_base_swa", default, above=0)
         return self._record_key("theta", "rope.freq_base_swa", sliding)

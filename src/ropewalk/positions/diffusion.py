@@ -67,8 +67,8 @@ def qwen_image(
         grid(*sizes, start=start, device=device)
         for sizes, start in zip(checked, starts, strict=True)
     ]
-    after = max(max(height, width) // 2 for _, height, width in checked)
-    return torch.cat(cells, dim=-1), after + _text(text, (1, 1, 1), device)
+    text_start = max(max(height, width) // 2 for _, height, width in checked)
+    return torch.cat(cells, dim=-1), text_start + _text(text, (1, 1, 1), device)
 
 
 def _sizes(name: str, sizes: Sequence[int], axes: tuple[str, ...]) -> tuple[int, ...]:

@@ -58,6 +58,7 @@ class Video:
         integer("height", self.height, low=1, high=MOST)
         integer("width", self.width, low=1, high=MOST)
         object.__setattr__(self, "interval", number("interval", self.interval, low=0))
+        # with an interval of 1 positions are computed in integers alone
         if self.interval != 1 and self.frames * max(1.0, self.interval) >= FLOAT32_REACH:
             rule = (
                 "must stay below 2^24 when multiplied by frames, as float32 holds larger integers "
