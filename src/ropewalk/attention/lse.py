@@ -59,7 +59,7 @@ def run_math(call: Call) -> Partial:
     q_len, k_len = call.lengths
     compute_dtype = torch.promote_types(call.q.dtype, torch.float32)
     call = replace(call, k=call.k.to(compute_dtype), v=call.v.to(compute_dtype))
-    # the queries of a block
+    # how many queries a block has
     rows = max(1, MOST_SCORES // max(1, call.q.shape[0] * call.q.shape[1] * k_len))
     starts = range(0, max(1, q_len), rows)
     whole = len(starts) == 1 or q_len == 0  # one block, which sees all keys

@@ -97,8 +97,12 @@ def remapped_attention(
     cache: KVCache | None,
     return_weights: bool,
 ) -> Tensor:
-    """Return the output [B, H, S, head_dim] of an `Attention` with a remapping; a cache holds keys
-    that are not rotated.
+    """Return the output [B, H, S, head_dim] of `layer`, an `Attention` with a remapping; a cache
+    holds keys that are not rotated.
+
+    q, k, v    the new tokens' [B, H or Hk, S, head_dim], not rotated
+    positions  integers [S] or [B, S] of these tokens
+    visible    the masks of these tokens; a cache replaces their padding and offset by its own
     """
     check_remapped_call(layer, return_weights)
     length: int | Tensor | None = None

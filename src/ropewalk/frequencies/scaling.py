@@ -125,8 +125,7 @@ class Scaling:
         return _computed_frequencies(self, dim, theta, length)
 
     def magnitude_at(self, length: int | None = None) -> float:
-        """Return the factor on cos and sin in sequences of this length; None is the trained length.
-        """
+        """Return the factor on cos and sin in sequences of this length; None: the trained length."""
         with exactly():
             return float(self._magnitude(length, DECIMAL))
 
