@@ -490,7 +490,7 @@ class _Rotation(torch.autograd.Function):
     def forward(ctx, request: AnyRequest, inplace: bool, backend: str | None, *xs: Tensor):
         """Return the rotated xs, in place if `inplace`: a tuple, or one tensor if there is one."""
         ctx.request, ctx.backend = request, backend
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # an output without a gradient comes as None
         # so that torch detects a change before the backward
         ctx.save_for_backward(*request.tensors)
         if inplace:
@@ -504,13 +504,14 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads: Tensor | None):
-        """Return None for the first three arguments and the gradient of each x: that of its result
-        rotated backwards, or None if its result has none.
+        """Return None for `request`, `inplace` and `backend`, and the gradient of each x: that of
+        its result rotated backwards, or None if its result has none.
         """
         # raises an error if a tensor of the request was changed since the forward
         _ = ctx.saved_tensors
         request = ctx.request.adjoint()
         if len(grads) == 2 and all(grad is not None for grad in grads):
+            # one kernel rotates both
             return None, None, None, *run(tuple(grads), request, False, ctx.backend)  # type: ignore[arg-type]
         x_grads = (
             None if grad is None else run((grad,), request.of_tensor(i), False, ctx.backend)[0]

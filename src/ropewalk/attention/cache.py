@@ -152,7 +152,7 @@ class KVCache:
         capacity.
         """
         added, count = self._checked(k, v, positions, valid), k.shape[-2]
-        # required for static
+        # a static cache has a capacity
         if self.kind == "static" and self.size + count > self.capacity:  # type: ignore[operator]
             rule = (
                 f"holds at most {self.capacity} tokens; give it more capacity or use kind='growing'"

@@ -162,7 +162,9 @@ def check_remapped_call(layer: Any, return_weights: bool) -> None:
 
 @cached("slowed specs", entries=32)
 def slowed_spec(spec: RopeSpec, slowdown: int) -> RopeSpec:
-    """Return the spec with all frequencies divided by `slowdown`."""
+    """Return the spec with all frequencies divided by `slowdown`; raise an error if it has a
+    scaling.
+    """
     if not isinstance(spec.scaling, Default):
         rule = (
             "divides the frequencies, so the spec must have no scaling; use self_extend or remove "

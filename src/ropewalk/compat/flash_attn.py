@@ -152,6 +152,7 @@ class RotaryEmbedding(nn.Module):
                  own sequence (or of `max_seqlen` tokens), as in a new module of the original.
                  Cached keys would then not match, so a call with an offset requires a value here,
                  or `max_seqlen`
+    device       accepted and ignored: there are no tensors to place
     """
 
     def __init__(

@@ -395,7 +395,9 @@ class _NormalLayer:
         return self._first_given(self.rope.get(FRACTION_KEY), self._given(FRACTION_KEY))
 
     def _layout(self) -> Values:
-        """Return the pair layout of input and output, from `rope_interleave` or from the code."""
+        """Return the pair layout of input and output: from `rope_interleave`, if the family's code
+        reads it or is not known, otherwise from the family.
+        """
         family, interleave = self.family, self._given("rope_interleave")
         if interleave is None or ("rope_interleave" not in family.reads and self.family.known):
             layouts = family.layout, family.layout_out

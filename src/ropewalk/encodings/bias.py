@@ -72,6 +72,7 @@ class T5Bias(ScoreBias):
         self, sizes: Sizes, buckets: int = 32, farthest: int = 128, bidirectional: bool = True
     ) -> None:
         super().__init__(sizes)
+        # at least two for each direction
         integer("buckets", buckets, low=4 if bidirectional else 2)
         # larger than every distance that has a bucket of its own
         integer("farthest", farthest, low=buckets // (4 if bidirectional else 2) + 1)

@@ -313,7 +313,7 @@ class _HeaderReader:
         return count
 
     def _string(self, field: str, limit: int) -> str:
-        """Return the next string, of at most `limit` bytes."""
+        """Return the next string, of at most `limit` bytes; an error calls it `field`."""
         length = self._number("Q")
         if length > limit:
             raise RopeError(f"length of {field}", f"must be at most {limit} bytes", length)

@@ -81,6 +81,7 @@ def read_ropes(
         else:
             specs[layer.layer_type] = layer.spec(precision)
     rotates, origin = _rotated(source, name)
+    # an empty list has no layer that does not rotate: the layer types decide
     if not all(rotates):
         specs = {**specs, NO_ROPE: None} if any(rotates) else dict.fromkeys(specs)
         unrotated = [i for i, each in enumerate(rotates) if not each]

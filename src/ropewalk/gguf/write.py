@@ -232,7 +232,8 @@ def _check_round_trip(spec: RopeSpec, written: GgufSource) -> None:
     trained = getattr(spec.scaling, "original_length", 1)
     for length in (trained, trained + 1):  # LongRoPE has other factors beyond the trained length
         given, read_back = exact.ladder_frequencies(length), read.ladder_frequencies(length)
-        # a pair that stands still is written with the divisor 1e30
+        # a pair that does not rotate is written with the divisor 1e30, so it reads back as a
+        # frequency below atol
         same = all_close(given.radians, read_back.radians, rtol=SAME, atol=1e-25)
         if not same or abs(float(given.magnitude) / float(read_back.magnitude) - 1) > SAME:
             raise RopeError(

@@ -19,7 +19,7 @@ FLOAT32_REACH = 2**24
 
 @dataclass(frozen=True)
 class Text:
-    """`tokens` tokens, the same position on all three axes."""
+    """Text of `tokens` tokens, each of which has the same position on all three axes."""
 
     tokens: int
 
