@@ -87,7 +87,8 @@ class MixedAxes:
     (RoPE-Mixed for images).
 
     The initial values are rope-vit's: a random direction per head, half of the pairs along it and
-    half perpendicular to it; `Rope` draws them.
+    half perpendicular to it. `Rope` draws the directions from `seed`; the lengths of the vectors
+    are the ladder of `theta`. `fractional`: coordinates may be real numbers.
     """
 
     num_heads: int
@@ -128,6 +129,8 @@ class HeadAxes:
     uses the axis of its key head.
 
     axis_of_head  the axis of each key head; -1 for a head that does not rotate
+    pairs         how many pairs each head has
+    fractional    coordinates may be real numbers
     """
 
     axis_of_head: tuple[int, ...]
@@ -157,7 +160,10 @@ class HeadAxes:
         multiplied: 1 on the head's axis, 0 elsewhere.
         """
         axes = range(self.num_axes)
-        units = [tuple(float(axis == own) for axis in axes) for own in self.axis_of_head]
+        # for a head with axis -1, all 0
+        units = [
+            tuple(float(axis == head_axis) for axis in axes) for head_axis in self.axis_of_head
+        ]
         return tuple((unit,) * self.pairs for unit in units)
 
 
@@ -167,8 +173,8 @@ class GoldenAxes:
     evenly (golden gate RoPE).
 
     Nothing is learned or drawn at random: direction n is point n of a low-discrepancy sequence,
-    mapped to the sphere. With `frequencies.geometric` as the scaling, the frequencies are those of
-    the method's author.
+    mapped to the sphere. Query heads may be a multiple of the `num_heads` key heads. With
+    `frequencies.geometric` as the scaling, the frequencies are those of the method's author.
     """
 
     num_heads: int

@@ -139,7 +139,7 @@ class _FunctionCache:
 
 def cached(name: str, *, entries: int) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Return a decorator that keeps the results of the latest `entries` distinct calls of a
-    function.
+    function, in a cache that `cache_infos` lists by `name`.
     """
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:

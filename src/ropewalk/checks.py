@@ -33,7 +33,8 @@ def make_request(
     """Return a call as a Request after checking its arguments; `length` is checked only if the
     frequencies depend on it.
 
-    xs      (q, k), or a tuple of one tensor
+    xs      (q, k), or a tuple of one tensor; for `positions`, `offset`, `seq_dim` and `length` see
+            `Rope.forward`
     tables  which tables are kept, a name of `strategies.STRATEGIES`
     name    what an error calls the tensor if there is only one
     """
@@ -90,7 +91,7 @@ def request_for_tokens(
                 "must be an integer or an integer tensor with one offset for each row",
                 offset,
             )
-        # an integer of numpy
+        # an integer of another type, such as NumPy's
         return request_for_tokens(
             spec, positions, int(offset), length, seq_dim, seq, batch, device, tables
         )

@@ -21,6 +21,7 @@ class RopeError(ValueError):
         self.field, self.rule, self.value = field, rule, value
 
     def __reduce__(self):
+        # by default an exception is unpickled from its message alone
         return type(self), (self.field, self.rule, self.value)
 
 

@@ -141,6 +141,8 @@ def levels(
 
     steps      the phase step of each pair
     magnitude  multiplies the table of the last digit, and so the product of all
+    digits     how the position is divided into digits
+    dtype      of the tables, to which they are rounded from float64
     """
     tables, shift = [], 0
     pair_steps = np.array(steps, dtype=np.uint64)
@@ -153,14 +155,16 @@ def levels(
         positions = (values << shift).astype(np.uint64)
         phases = (positions[:, None] * pair_steps).astype(np.int64)
         angles = phases.astype(np.float64) * 2.0**-64 * (2 * np.pi)
-        both = np.stack((np.cos(angles), np.sin(angles)), axis=1)
-        tables.append((both * magnitude if is_last else both).astype(dtype))
+        cos_and_sin = np.stack((np.cos(angles), np.sin(angles)), axis=1)
+        tables.append((cos_and_sin * magnitude if is_last else cos_and_sin).astype(dtype))
         shift += width
     return tuple(tables)
 
 
 def magnitude_of(spec: RopeSpec, length: int | None, key: bool) -> float:
-    """Return the magnitude in the tables of queries, or in those of keys if `key`."""
+    """Return the magnitude in the tables of queries, or in those of keys if `key`; `length` is that
+    of the sequence, or None if the scaling does not depend on it.
+    """
     magnitude = spec.magnitude(length)
     if spec.magnitude_on == "qk":
         return magnitude
@@ -171,8 +175,13 @@ def cos_sin(
     xp: Any, spec: RopeSpec, positions: Any, length: int | None, key: bool
 ) -> tuple[Any, Any]:
     """Return float32 cos and sin [..., S, pairs] of positions [..., S], or of [axes, ..., S] with
-    an axis map; `positions` come from `integers`.
+    an axis map.
+
+    positions  an array that `integers` returned
+    length     of the sequence, as `check_spec` returned it
+    key        return the tables of keys, whose magnitude may differ from that of queries
     """
+    # dtypes are told apart by their names, because each library has dtype objects of its own
     unsigned = "uint" in str(positions.dtype)
     bits = DIGITS_64 if "64" in str(positions.dtype) else DIGITS_32
     magnitude = magnitude_of(spec, length, key)
@@ -184,13 +193,14 @@ def cos_sin(
 
 
 def integers(xp: Any, positions: Any) -> Any:
-    """Return positions as an array of integers with 32 or 64 bits; refuse values that are no
-    integers, and integers that the library would wrap.
+    """Return positions as an array of integers with 32 or 64 bits, narrower ones as int32; refuse
+    values that are no integers, and integers that the library would wrap.
     """
     given = np.asarray(positions) if isinstance(positions, list | tuple | range) else positions
     converted = array(xp, given)
     if not xp.issubdtype(converted.dtype, xp.integer):
         raise RopeError("positions", "must be integers", str(converted.dtype))
+    # JAX without its 64-bit numbers turns 64 bits into 32
     if isinstance(given, np.ndarray) and given.size and "64" not in str(converted.dtype):
         limits = np.iinfo(np.uint32 if "uint32" in str(converted.dtype) else np.int32)
         least, most = int(given.min()), int(given.max())

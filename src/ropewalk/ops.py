@@ -220,20 +220,22 @@ def _vmapped(info, in_dims, x, *others, op=torch.ops.ropewalk.rotate, seq_at=5):
     angles. If other arguments are mapped, or x is packed [T, H, D], `op` is called once for each
     entry.
 
-    in_dims  the mapped dimension of each argument, or None
+    info     torch's description of the vmap; `info.batch_size` is the number of entries
+    in_dims  the mapped dimension of each argument, None for one that is not mapped
     seq_at   the index of `seq_dim` in `others`, the arguments after x
     """
     seq_dim = others[seq_at]
-    # [T, H, D]: with one more axis its heads would be taken for rows
+    # [T, H, D], here with the mapped axis too: as one more axis it would turn heads into rows
     packed = x.ndim - 1 == 3 and seq_dim == -3
     if in_dims[0] is not None and all(dim is None for dim in in_dims[1:]) and not packed:
         if seq_dim == -2:  # [.., S, D] becomes [.., mapped, S, D]
             mapped_dim = -3
-        # [.., S, .., D] becomes [.., S, .., mapped, D], where the tokens are one axis further from
-        # the end
         else:
+            # [.., S, .., D] becomes [.., S, .., mapped, D], where the tokens are one axis further
+            # from the end
             mapped_dim = -2
             others = [*others[:seq_at], seq_dim - 1, *others[seq_at + 1 :]]
+        # torch expects the mapped dimension counted from the front
         return op(x.movedim(in_dims[0], mapped_dim), *others), x.ndim + mapped_dim
     return torch.stack(
         [op(*arguments) for arguments in _one_by_one(info, in_dims, (x, *others))]
@@ -270,6 +272,9 @@ def _vmapped_by_table(info, in_dims, *args):
 
 
 def _vmapped_cos_sin(info, in_dims, *args):
+    """Return cos and sin of each entry of the vmap, stacked along a new first axis, and that axis
+    of both.
+    """
     tables = [
         torch.ops.ropewalk.cos_sin(*arguments) for arguments in _one_by_one(info, in_dims, args)
     ]
@@ -321,6 +326,7 @@ def request_tables(
 
 
 def _as_tensor(length: Length, device: torch.device) -> Tensor | None:
+    """Return a length as a tensor, without a copy from the host; None stays None."""
     return (
         length
         if length is None or isinstance(length, Tensor)

@@ -200,7 +200,7 @@ class Rope(nn.Module):
             raise RopeError("dtype", "must be torch.float16, bfloat16, float32 or float64", dtype)
         batch = 1 if positions.ndim < 2 else positions.shape[-2]
         seq, device = positions.shape[-1], positions.device
-        # offset 0, seq_dim -2
+        # 0 is the offset and -2 the axis of the tokens, both without effect on tables
         request = request_for_tokens(
             self.spec, positions, 0, length, -2, seq, batch, device, self.tables
         )
@@ -309,14 +309,19 @@ class LearnedRope(Rope):
     def _rotate_one(
         self, x, positions, sign, *, offset=0, seq_dim=-2, length=None, key=False, inplace=False
     ):
-        """Return x rotated by learned frequencies, or with sign = -1 unrotated."""
+        """Return x rotated by learned frequencies if `sign` is 1, unrotated if it is -1; the
+        options are those of `rotation.rotate`.
+        """
         request = make_request((x,), self.spec, positions, offset, seq_dim, length)
+        # to unrotate, the opposite angles and one over the magnitude
         return self._run((x,), replace(request, sign=sign, magnitude_power=sign, key=key), inplace)[
             0
         ]
 
     def _run(self, xs: tuple[Tensor, ...], request: Request, inplace: bool) -> tuple[Tensor, ...]:
-        """Return xs rotated by tables whose gradients reach the learned frequencies."""
+        """Return xs rotated by tables whose gradients reach the learned frequencies; `inplace`: the
+        result is also written into xs.
+        """
         if inplace:
             check_no_overlap(xs, addresses=not is_traced(xs))
         rotated = []
@@ -338,7 +343,12 @@ class LearnedRope(Rope):
     def _trained_tables(
         self, positions: Tensor, key: bool, magnitude_power: int
     ) -> tuple[Tensor, Tensor]:
-        """Return float64 cos and sin of positions with the learned frequencies.
+        """Return float64 cos and sin of positions with the learned frequencies: [..., S, pairs], or
+        [B, heads, S, pairs] with `MixedAxes`.
+
+        positions        [S], [B, S] or [axes, B, S]
+        key              return the tables of keys, whose magnitude may differ from that of queries
+        magnitude_power  1 applies the magnitude, -1 divides by it
 
         The angles are elementwise products, which autocast leaves in float64.
         """
@@ -349,6 +359,7 @@ class LearnedRope(Rope):
                 positions[axis][:, None, :, None] * mixed[:, None, :, axis] for axis in (0, 1)
             )
             angles = first + second  # [B, H, S, P]
+            # MixedAxes have no scaling, so the magnitude is 1
             return angles.cos(), angles.sin()
         # the learned frequencies are those of the spec times exp(log_scale)
         initial, device = ladder(self.spec), positions.device
@@ -376,8 +387,8 @@ def mixed_start(axes: MixedAxes) -> Tensor:
     direction per head, half of the pairs along it and half perpendicular to it, as in rope-vit.
     """
     generator = torch.Generator().manual_seed(axes.seed)
-    turn = torch.rand(axes.num_heads, 1, generator=generator, dtype=torch.float64, device="cpu")
-    direction = turn * 2 * math.pi  # an angle per head
+    turns = torch.rand(axes.num_heads, 1, generator=generator, dtype=torch.float64, device="cpu")
+    direction = turns * 2 * math.pi  # of each head, an angle in radians
     half = axes.pairs // 2
     # the ladder of either half, [pairs / 2]
     radians = axes.theta ** -(torch.arange(half, dtype=torch.float64, device="cpu") / half)

@@ -55,12 +55,15 @@ def rotate(
     x          [B, H, S, D] by default; `seq_dim` is the axis of the tokens
     positions  integer [S], [B, S] or [axes, B, S]; None counts from `offset`, an int or one for
                each row
+    length     int or [B], read only by length-dependent scalings; None = each row's largest
+               position + 1
     key        whether x holds attention keys, whose magnitude may differ from that of queries
     inverse    undo the rotation instead
     tables     which tables of cos and sin are kept: "auto", "full", "two-level" or "none", as in
                `Rope`
     """
     request = make_request((x,), spec, positions, offset, seq_dim, length, tables)
+    # the inverse rotates by the opposite angles and divides by the magnitude
     sign = -1 if inverse else 1
     return run((x,), replace(request, key=key, sign=sign, magnitude_power=sign), inplace, backend)[
         0
@@ -131,6 +134,7 @@ def rerotate(
             replace(request, spec=request.spec.with_(magnitude_on="scale"))
             for request in (back, forth)
         )
+    # `old` undoes the rotation that the keys have; `new` is the one that they get
     old, new = (_as_table_request(request, k, torch.float64, key=True) for request in (back, forth))
     if not same_slice:
         if inplace:
@@ -149,13 +153,15 @@ def rerotate(
     # the angle of both rotations together, by the addition theorems
     cos, sin = new.cos * old.cos - new.sin * old.sin, new.sin * old.cos + new.cos * old.sin
     cos, sin = cos.to(table_dtype(k)), sin.to(table_dtype(k))
-    both = TableRequest(cos, sin, back.seq_dim, old.layout_in, new.layout_out, spec.rotary_start)
-    return run((k,), both, inplace, backend)[0]
+    combined = TableRequest(
+        cos, sin, back.seq_dim, old.layout_in, new.layout_out, spec.rotary_start
+    )
+    return run((k,), combined, inplace, backend)[0]
 
 
 def _as_table_request(request: Request, x: Tensor, dtype: torch.dtype, key: bool) -> TableRequest:
-    """Return the request with its angles as tables of cos and sin; those of an inverse rotation
-    have the opposite sin.
+    """Return the request with its angles as tables of cos and sin in `dtype`, for the tokens of x;
+    those of an inverse rotation have the opposite sin. `key` says whether x holds attention keys.
     """
     cos, sin = request_tables(request, x.shape[request.seq_dim], x.device, dtype, key)
     if request.spec.per_head:
@@ -283,7 +289,8 @@ def apply_rotary_pos_emb(
     """
     choice("layout", layout, LAYOUTS)
     xs = (q, k)
-    # three tensors of floats are x, cos, sin; a fourth of integers is their position_ids
+    # three tensors of floats are x, cos, sin; a fourth of integers is their position_ids, and then
+    # a fifth argument, which Python has put into `position_ids`, is their unsqueeze_dim
     if sin is None or not sin.is_floating_point():
         xs, (cos, sin), rows = (q,), (k, cos), sin
         if rows is None:
@@ -291,7 +298,7 @@ def apply_rotary_pos_emb(
         elif position_ids is not None:
             unsqueeze_dim = position_ids  # type: ignore[assignment]  # checked below
         position_ids = rows
-    if isinstance(position_ids, int):
+    if isinstance(position_ids, int):  # (q, k, cos, sin, unsqueeze_dim)
         position_ids, unsqueeze_dim = None, position_ids
     if not isinstance(unsqueeze_dim, int) or isinstance(unsqueeze_dim, bool):
         raise RopeError("unsqueeze_dim", "must be an integer", unsqueeze_dim)
@@ -345,8 +352,10 @@ def _one_table(name: str, table: Tensor) -> Tensor:
 
 
 def table_rows(name: str, table: Tensor, source: str, rows: Tensor) -> Tensor:
-    """Return the given rows of the table called `name`. Raise an error about the table if it has
-    too few rows, and about `source`, the argument that gave `rows`, if one is negative.
+    """Return the given rows of the table called `name`: rows [...] of a table [N, R] give [..., R].
+    Raise an error about the table if it has too few rows, and about `source`, the argument that
+    gave `rows`, if one is negative; on a GPU or under torch.compile, torch raises it when the check
+    runs.
     """
     rule = "must have a row for every position; make the table longer"
     in_range = ((rows >= 0) & (rows < len(table))).all()
@@ -446,7 +455,7 @@ def _by_head(
 
 def _by_plain_torch(x: Tensor, request: AnyRequest, key: bool) -> Tensor:
     """Return x rotated by plain torch operations, which are differentiable in every way that torch
-    knows.
+    knows; `key` says whether x holds attention keys.
     """
     if isinstance(request, Request):
         request = _as_table_request(request, x, table_dtype(x), key)
@@ -465,7 +474,7 @@ def _needs_plain_torch(request: AnyRequest, transforms_around: list) -> bool:
     """
     if in_forward_mode() or not all(is_vmap(transform) for transform in transforms_around):
         return True
-    # under vmap, requires_grad of a table cannot be read
+    # under vmap, requires_grad of a table cannot be read, so a gradient is assumed
     return isinstance(request, TableRequest) and (
         bool(transforms_around)
         or (torch.is_grad_enabled() and (request.cos.requires_grad or request.sin.requires_grad))
@@ -481,13 +490,13 @@ class _Rotation(torch.autograd.Function):
     def forward(ctx, request: AnyRequest, inplace: bool, backend: str | None, *xs: Tensor):
         """Return the rotated xs, in place if `inplace`: a tuple, or one tensor if there is one."""
         ctx.request, ctx.backend = request, backend
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # an output without a gradient comes as None
         # so that torch detects a change before the backward
         ctx.save_for_backward(*request.tensors)
         if inplace:
             ctx.mark_dirty(*xs)
         outs = execute(xs, request, inplace, backend)
-        # k stays without a gradient where only q has one
+        # k stays without a gradient where only q has one; three arguments come before the xs
         ctx.mark_non_differentiable(
             *(out for i, out in enumerate(outs) if not ctx.needs_input_grad[3 + i])
         )
@@ -495,13 +504,14 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads: Tensor | None):
-        """Return None for the first three arguments and the gradient of each x: that of its result
-        rotated backwards, or None if its result has none.
+        """Return None for `request`, `inplace` and `backend`, and the gradient of each x: that of
+        its result rotated backwards, or None if its result has none.
         """
         # raises an error if a tensor of the request was changed since the forward
         _ = ctx.saved_tensors
         request = ctx.request.adjoint()
         if len(grads) == 2 and all(grad is not None for grad in grads):
+            # one kernel rotates both
             return None, None, None, *run(tuple(grads), request, False, ctx.backend)  # type: ignore[arg-type]
         x_grads = (
             None if grad is None else run((grad,), request.of_tensor(i), False, ctx.backend)[0]

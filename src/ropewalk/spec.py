@@ -23,6 +23,7 @@ from ropewalk.frequencies.scaling import MAGNITUDE_RANGE
 
 LAYOUTS = ("half", "interleaved")
 PRECISIONS = ("exact", "hf_frequencies", "hf")
+#: what a magnitude may multiply: see `magnitude_on` of RopeSpec
 MAGNITUDES = ("qk", "q", "scale")
 #: the largest head_dim; it catches typing errors
 MAX_HEAD_DIM = 65536
@@ -108,7 +109,8 @@ class RopeSpec:
             )
         for scaling, dim in self.scaled_ladders():
             scaling.check(dim, self.theta)
-        # with a growth (xPos), the magnitude depends on the position
+        # whether frequencies are fixed and the magnitude is the same at every position, which
+        # xPos's growth prevents
         fixed = not self.scaling.needs_length and not self.scaling.learned and not self.has_growth
         if not fixed and (
             self.per_head or (isinstance(self.axes, AxisMap) and self.axes.scaled is not None)
@@ -119,13 +121,15 @@ class RopeSpec:
             )
             raise RopeError("scaling", rule, self.scaling)
         put("_fingerprint", repr(_as_tuples(self)))
-        # so that `spec_of` returns this object for its fingerprint
+        # for `spec_of`: register this object, unless an equal one is registered already
         if not _is_compiled() and (live := _LIVE.setdefault(self.fingerprint, self)) is not self:
-            # `spec_of` returns the equal spec `live`, which is thus kept as long as this one
+            # _LIVE does not keep its specs alive; this reference keeps `live` as long as this spec
             put("_live", live)
 
     def _checked_layout_out(self) -> str | None:
-        """Return the layout of the output; None if it is that of the input."""
+        """Return the layout of the output; None if it is that of the input, also where it was
+        named, so that equal specs have equal fields.
+        """
         if self.layout_out is None:
             return None
         layout_out = choice("layout_out", self.layout_out, LAYOUTS)
@@ -133,11 +137,13 @@ class RopeSpec:
 
     def _checked_rotary_dim(self) -> int | None:
         """Return how many dimensions rotate; None if all from `rotary_start` to the end of the head
-        do. Raise an error if the number is odd, below 2 or more than the head has.
+        do, also where their number was given, so that equal specs have equal fields. Raise an error
+        if the number is odd, below 2 or above that of the dimensions from `rotary_start` on.
         """
         width = self.head_dim - self.rotary_start
         if self.rotary_dim is None:
             if width % 2:
+                # the odd one of the two numbers is named
                 field = "rotary_start" if self.head_dim % 2 == 0 else "head_dim"
                 rule = (
                     "must leave an even number of dimensions to rotate; give rotary_dim to rotate "
@@ -237,6 +243,7 @@ class RopeSpec:
         first = found[self._first_scaled()]
         digits = self.in_pair_order([ladder.digits for ladder in found])
         growth = None
+        # one ladder has a growth only if all have, because it cannot be on some axes alone
         if first.growth is not None:
             growth = tuple(self.in_pair_order([ladder.growth for ladder in found]))
         round_to = float if self.precision == "exact" else _float32
@@ -252,25 +259,32 @@ class RopeSpec:
     @property
     def has_growth(self) -> bool:
         """Whether the magnitude depends on the position, as with xPos."""
+        # a scaling has a growth for every `dim` or for none, so any value does
         return self.scaling._growth(dim=2)[0] is not None
 
-    def _by_axis(self, ladder: tuple[Any, ...], kind: Callable[[float], Any]) -> tuple[Any, ...]:
-        """Return the value of each pair as one value for each axis: [pairs][axes], or
-        [heads][pairs][axes] if axes differ from head to head.
+    def _by_axis(
+        self, ladder: tuple[Any, ...], number_type: Callable[[float], Any]
+    ) -> tuple[Any, ...]:
+        """Return the frequency of each pair as one number for each axis: [pairs][axes], 0 on all
+        axes but the pair's own; or [heads][pairs][axes] if axes differ from head to head, where a
+        pair may move along several axes.
+
+        ladder       the frequency of each pair along its own axis
+        number_type  the type of these numbers and of the result: float or Decimal
         """
         if isinstance(self.axes, PER_HEAD):
             with exactly():
                 return tuple(
                     tuple(
-                        tuple(value * kind(part) for part in direction)
-                        for value, direction in zip(ladder, directions, strict=True)
+                        tuple(frequency * number_type(part) for part in direction)
+                        for frequency, direction in zip(ladder, directions, strict=True)
                     )
                     for directions in self.axes.directions()
                 )
-        zero = kind(0.0)
+        zero = number_type(0.0)
         return tuple(
-            tuple(value if axis == own else zero for axis in range(self.num_axes))
-            for value, own in zip(ladder, self.axis_of_pair, strict=True)
+            tuple(frequency if axis == own_axis else zero for axis in range(self.num_axes))
+            for frequency, own_axis in zip(ladder, self.axis_of_pair, strict=True)
         )
 
     @property
@@ -284,6 +298,7 @@ class RopeSpec:
                 "softmax scale"
             )
             raise RopeError("magnitude_on", rule, self.magnitude_on)
+        # squared: with magnitude_on="qk" both factors of a score, q and k, would have it
         return self.extra_softmax_factor * self.magnitude() ** 2
 
     def with_(self, **changes: Any) -> RopeSpec:
@@ -303,8 +318,8 @@ class RopeSpec:
         return [value_of_pair[pair] for pair in range(self.pairs)]
 
     def _first_scaled(self) -> int:
-        """Return the index of the ladder that gives the magnitude: the first with the spec's
-        scaling, or the very first if none has it.
+        """Return the index, in `scaled_ladders()`, of the ladder that gives the magnitude: the
+        first with the spec's scaling, or the very first if none has it.
         """
         ladders = self.scaled_ladders()
         return next((i for i, (s, _) in enumerate(ladders) if s is self.scaling), 0)
@@ -332,8 +347,8 @@ class RopeSpec:
 
 
 def spec_of(fingerprint: str) -> RopeSpec:
-    """Return the spec with this fingerprint: a live one, or one rebuilt from the text (a graph may
-    come from another process).
+    """Return the spec with this fingerprint: one that is still in use, or else one rebuilt from the
+    text (a graph may come from another process).
     """
     live = _LIVE.get(fingerprint)
     return _rebuilt(fingerprint) if live is None else live
@@ -358,12 +373,13 @@ def _rebuilt(fingerprint: str) -> RopeSpec:
 
 
 def _as_tuples(value: Any) -> Any:
-    """Return dataclasses as nested tuples for `_from_tuples`; two results have the same `repr`
-    exactly when the dataclasses are equal.
+    """Return a dataclass as (class name, (field, value), ...), nested for fields that hold
+    dataclasses, a list as a tuple and other values as they are; raise an error for an array. Two
+    results have the same `repr` exactly when the dataclasses are equal.
     """
     if isinstance(value, RopeSpec):
-        # a rotary_dim or layout_out of None is written as the value that it stands for, so that
-        # equal specs have equal texts
+        # a rotary_dim or layout_out of None is written as the value that it stands for, so that the
+        # text alone tells it
         resolved = {"rotary_dim": value.rotated_dims, "layout_out": value.output_layout}
         named = ((f.name, resolved.get(f.name, getattr(value, f.name))) for f in fields(value))
         return _name(type(value)), *((name, _as_tuples(part)) for name, part in named)
@@ -382,19 +398,22 @@ def _as_tuples(value: Any) -> Any:
 
 
 def _from_tuples(value: Any) -> Any:
-    """Invert `_as_tuples`."""
+    """Invert `_as_tuples`: return the dataclass that (class name, (field, value), ...) describes;
+    any value that does not begin with a name in _CLASSES as it is.
+    """
     if isinstance(value, tuple) and value and isinstance(value[0], str) and value[0] in _CLASSES:
         return _CLASSES[value[0]](**{name: _from_tuples(part) for name, part in value[1:]})
     return value
 
 
 def _name(cls: type) -> str:
+    """Return the name of a class in a fingerprint."""
     # a user's own scaling may share its name with one of ours, or be defined twice, so it also gets
-    # a number; Python may use the `id` of a class again for a later one
-    own = cls.__module__.startswith("ropewalk.")
+    # a number. The number is not its `id`, which Python may use again for a later class
+    is_ours = cls.__module__.startswith("ropewalk.")
     return (
         cls.__name__
-        if own
+        if is_ours
         else f"{cls.__module__}.{cls.__qualname__}@{_NUMBER_OF.setdefault(cls, next(_NUMBERS))}"
     )
 
@@ -417,7 +436,7 @@ def _is_compiled() -> bool:
 _CLASSES: dict[str, type] = {
     cls.__name__: cls for cls in (RopeSpec, AxisMap, MixedAxes, *PER_HEAD, *SCALINGS.values())
 }
-#: a number for every class of a user's own
+#: the number of every class of a user's own that a fingerprint names, and the source of new numbers
 _NUMBER_OF, _NUMBERS = WeakKeyDictionary[type, int](), count()
 #: the specs in use, by fingerprint: ops take a spec by it, as a graph can hold strings, no objects
 _LIVE: WeakValueDictionary[str, RopeSpec] = WeakValueDictionary()

@@ -47,6 +47,7 @@ def keeps_rows(spec: RopeSpec) -> bool:
 
 def most_rows(spec: RopeSpec, strategy: str) -> int:
     """Return the largest number of float32 rows that "full" or "auto" keeps."""
+    # a row has 8 bytes for each pair: float32 cos and sin
     return TWO_LEVEL_REACH if strategy == "full" else FIRST_ROWS_BYTES // (8 * spec.pairs)
 
 
@@ -69,6 +70,7 @@ def memory(spec: RopeSpec, length: int) -> dict[str, int]:
         row * rows_for(spec, length, strategy) if keeps_rows(spec) else 0
         for strategy in ("auto", "full")
     )
+    # with learned frequencies nothing is kept
     kept = {"auto": levels + auto, "full": full, "two-level": levels, "none": 0}
     return {
         strategy: 0 if spec.learned else steps + kept[strategy] for strategy in strategies(spec)

@@ -63,8 +63,8 @@ def _cached_or_built(
     size: Callable[[Any], int],
     fits: Callable[[Any], bool] = lambda value: True,
 ) -> Any:
-    """Return the cached value if it `fits`, else build and cache a new one; two threads may build
-    the same value.
+    """Return the cached value of `key` if it `fits`, else build and cache a new one, which takes
+    `size(value)` bytes; two threads may build the same value.
     """
     value = TABLES.newest(key)
     if value is not None and fits(value):
@@ -77,7 +77,7 @@ def _cached_or_built(
 
 def tables(spec: RopeSpec, device: torch.device, strategy: str = "auto") -> Tables:
     """Return the cached tables of a spec; for a length-dependent scaling, those of the trained
-    length.
+    length. `strategy`, a name of `strategies.STRATEGIES`, says whether they have a two-level table.
     """
     levels = strategy in ("auto", "two-level") and keeps_levels(spec)
     key = (spec.fingerprint, device, "levels" if levels else "phase")
@@ -105,7 +105,7 @@ def tables_at(
     """Return the tables of one call: the cached ones, or new ones where the scaling of `spec`
     depends on the length.
 
-    length    of the sequences, one for all or a tensor [B]; None: as long as the trained length
+    length    of the sequences, one for all or a tensor [B]; None: the trained length
     strategy  which tables are kept, a name of `strategies.STRATEGIES`
     """
     cached = tables(spec, device, strategy)
@@ -191,6 +191,7 @@ def _per_head_cos_sin(spec: RopeSpec, cached: Tables, positions: Tensor) -> tupl
         factors, points = cached.frequencies.radians.to(dtype), points.to(dtype)
     else:
         factors, points = cached.steps, points.to(torch.int64)
+    # for each axis [B, 1, S, 1] times [heads, 1, pairs]
     products = [
         point * factor[:, None] for point, factor in zip(points, factors.unbind(-1), strict=True)
     ]
@@ -231,9 +232,10 @@ def _within_levels(positions: Tensor) -> bool:
 
 def _two_level(levels: Levels, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return cos and sin of positions, high * 1024 + low, by the addition theorems from one row of
-    each level.
+    each level. For positions beyond the table they are wrong; the caller replaces them.
     """
     positions = positions.to(torch.int64)
+    # the clamp keeps positions beyond the table from indexing outside of it
     low, high = positions & (LEVEL - 1), (positions >> LEVEL_BITS).clamp(0, LEVEL - 1)
     low_cos, low_sin, high_cos, high_sin = (
         levels[0][low],

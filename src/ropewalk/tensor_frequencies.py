@@ -34,9 +34,13 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, eq=False)
 class TensorFrequencies:
-    """What `Frequencies` holds, as tensors, without its `digits`: `radians` float64 [pairs], or
-    [rows, pairs] where the length is given per row; [heads, pairs, axes] if axes differ from head
-    to head.
+    """What `Frequencies` holds, as tensors, without its `digits`.
+
+    radians    [pairs], or [rows, pairs] where the length is given per row; [heads, pairs, axes] if
+               axes differ from head to head
+    magnitude  the factor on cos and sin, or [rows] where it depends on a length given per row
+    growth     [pairs], xPos's logarithm of the magnitude per position away from `center`; None for
+               other scalings
     """
 
     radians: Tensor
@@ -84,6 +88,7 @@ class TorchNumbers(FloatNumbers):
         return self.per_row(length > limit)
 
     def per_row(self, value: Any) -> Any:
+        # [rows] becomes [rows, 1], to broadcast against [pairs]
         return value.unsqueeze(-1) if isinstance(value, Tensor) else value
 
     def as_float(self, value: Any) -> Any:
@@ -108,11 +113,12 @@ def ladder(spec: RopeSpec, length: Length = None) -> TensorFrequencies:
     dtype = torch.float64 if spec.precision == "exact" else torch.float32
     scaled = spec.scaled_ladders()
     found = [formula(scaling, dim, spec.theta, length, dtype) for scaling, dim in scaled]
-    # torch 2.6 cannot compile next() with a default
-    own = [
+    # the magnitude is that of the first ladder with the spec's own scaling, or of the very first;
+    # a list, because torch 2.6 cannot compile next() with a default
+    with_scaling = [
         each for each, (scaling, _) in zip(found, scaled, strict=True) if scaling is spec.scaling
     ]
-    first = own[0] if own else found[0]
+    first = with_scaling[0] if with_scaling else found[0]
     radians, growth = first.radians, first.growth
     if len(found) > 1:
         by_pair = [each.radians.unbind(-1) for each in found]
@@ -130,7 +136,9 @@ def formula(
     length: Length = None,
     dtype: torch.dtype = torch.float64,
 ) -> TensorFrequencies:
-    """Return the frequencies of a scaling by its formula over torch, in `dtype`."""
+    """Return the frequencies of a scaling by its formula over torch, in `dtype`; a length of None
+    stands for the trained length.
+    """
     if isinstance(length, int | np.integer):
         length = torch.tensor(int(length), dtype=torch.int64, device=CPU)
     ops = TorchNumbers(dtype, CPU if length is None else length.device)
@@ -181,6 +189,7 @@ def _steps(digits: tuple[Any, ...]) -> Tensor:
     """Return the phase steps of exact frequencies as int64, in the shape of `digits`."""
 
     def nested(part: Any) -> Any:
+        """Return lists of phase steps, nested as the tuples of `part` are."""
         if isinstance(part[0], tuple):
             return [nested(each) for each in part]
         # a phase of half a turn and more is negative in two's complement

@@ -22,6 +22,7 @@ def phase_steps(radians: Tensor) -> Tensor:
     in `ropewalk.phase`. The result is right to 107 bits of `radians`: to 1e-14 of a turn for 1e18
     radians.
     """
+    # the number of turns is high + rest
     high, rest = _product_with_inverse_two_pi(radians.to(torch.float64))
     # exact for either sign, unlike high - high.floor() just below an integer
     fraction = high - high.trunc()

@@ -74,12 +74,15 @@ def float16(value: float) -> float:
 def bfloat16(value: float) -> float:
     """Return a number rounded to bfloat16, the upper half of a float32; ties go to even."""
     bits = unpack("I", pack("f", value))[0]
+    # half of the last kept bit, minus one if that bit is 0, so that a tie carries only if it is 1
     bits += 0x7FFF + (bits >> 16 & 1)
     return unpack("f", pack("I", bits & 0xFFFF0000))[0]
 
 
 def _by_phase(spec: RopeSpec, length: int | None, precision: str) -> Rows:
-    """Return a function that computes cos and sin of exact angles, each rounded once to float32."""
+    """Return a function that computes cos and sin of exact angles, each rounded once to float32;
+    the frequencies are those of `precision` at the sequence length `length`.
+    """
     found = spec.with_(precision=precision).ladder_frequencies(length)
     steps = phase_steps(found.digits if precision == "exact" else found.radians)
     return lambda position: [
@@ -95,16 +98,18 @@ def _by_float32_angle(
 ) -> Rows:
     """Return a function that computes cos and sin of angles that are float32 products.
 
+    length       of the sequence, for frequencies that depend on it
     position_as  how a position is rounded before the product
     kept_as      how cos and sin are rounded after it
     """
     radians = spec.with_(precision="hf").ladder_frequencies(length).radians
 
     def rows(position: int) -> list[tuple[float, float]]:
+        """Return (cos, sin) of each pair at a position."""
         rounded = position_as(float(position))
         angles = [float32(rounded * value) for value in radians]
-        both = [(float32(math.cos(angle)), float32(math.sin(angle))) for angle in angles]
-        return [(kept_as(cos), kept_as(sin)) for cos, sin in both]
+        cos_sins = [(float32(math.cos(angle)), float32(math.sin(angle))) for angle in angles]
+        return [(kept_as(cos), kept_as(sin)) for cos, sin in cos_sins]
 
     return rows
 
@@ -171,6 +176,8 @@ def error_curves(
 
 
 def _largest(found: list[tuple[float, float]], truth: list[tuple[float, float]]) -> float:
-    """Return the largest difference of cos or sin over the pairs."""
+    """Return the largest difference between `found` and `truth`, each with (cos, sin) of every
+    pair.
+    """
     pairs = zip(found, truth, strict=True)
     return max(max(abs(c - tc), abs(s - ts)) for (c, s), (tc, ts) in pairs)

@@ -19,8 +19,8 @@ _MAX_SEARCHED = 1 << 17
 
 @dataclass(frozen=True)
 class Facts:
-    """One spec, its trained length and its served length; all other values are computed on first
-    access.
+    """One spec, its trained length and its served length in tokens; all other values are computed
+    on first access.
 
     With a `window` each query attends only to that many latest tokens, so distances are bounded
     while positions are not.

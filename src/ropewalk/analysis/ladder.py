@@ -183,12 +183,15 @@ def bands(spec: RopeSpec, length: int | None = None) -> list[str]:
     ratios = [abs(ratio) for ratio in stretch(spec, length)]  # scaled / unscaled frequency
     factor = None if spec.needs_length else getattr(spec.scaling.innermost, "factor", None)
     moving = [ratio for ratio in ratios if ratio > 0]
+    # the ratio of a pair that is slowed fully
     slowest = 1 / factor if factor else min([1.0, *moving])
     return [_band(ratio, slowest) for ratio in ratios]
 
 
 def _band(ratio: float, slowest: float) -> str:
-    """Return the band of a pair whose frequency was multiplied by `ratio`."""
+    """Return the band of a pair whose frequency was multiplied by `ratio`; at `slowest` and below
+    it counts as slowed by the whole factor.
+    """
     if ratio == 0:
         return "still"
     if ratio > 1 + _TOLERANCE:
@@ -222,7 +225,7 @@ def first_negative(radians: Numbers, length: int) -> int | None:
     frequencies = _frequencies(radians)
     # from one distance to the next the cosine sum falls by at most the sum of the absolute
     # frequencies, so where it is large some distances can be skipped
-    steepest = sum(map(abs, frequencies)) or 1.0
+    steepest = sum(map(abs, frequencies)) or 1.0  # 1 if all are 0: the sum is then constant
     distance = 1
     while distance <= length:
         value = _cosine_sum(frequencies, distance)

@@ -28,8 +28,13 @@ FEWEST_QUERIES = 2048
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One attention call: q [B, H, Sq, D] and k [B, Hk, Sk, D] already rotated, `bias`
-    broadcastable to [B, H, Sq, Sk].
+    """One attention call: q [B, H, Sq, D] and k [B, Hk, Sk, D] already rotated, v [B, Hk, Sk, Dv].
+
+    scale          the factor on q k^T
+    visible        which keys each query may attend to
+    bias           what to add to the scaled scores, broadcastable to [B, H, Sq, Sk]
+    dropout        the probability that a weight is dropped
+    wants_weights  the caller needs the weights after the softmax
     """
 
     q: Tensor
@@ -47,7 +52,9 @@ class Call:
         return self.q.shape[-2], self.k.shape[-2]
 
     def part(self, start: int, stop: int, first_key: int, stop_key: int) -> Call:
-        """Return the call of queries start ... stop - 1 and keys first_key ... stop_key - 1."""
+        """Return the call of queries start ... stop - 1 and keys first_key ... stop_key - 1;
+        causality and window stay those of the whole call.
+        """
         bias = (
             None
             if self.bias is None
@@ -154,6 +161,7 @@ def run_sdpa(call: Call) -> tuple[Tensor, None]:
         scale=call.scale,
         enable_gqa=grouped,
     )
+    # these masks can leave a query without keys; its output is set to 0
     may_lack_keys = (
         visible.padding is not None or visible.q_documents is not None or visible.mask is not None
     )

@@ -99,7 +99,8 @@ class KVCache:
 
     def _holds_rotations(self, encoding: Encoding, name: str = "encoding") -> bool:
         """Return whether the stored keys are rotated, so that new positions need a new rotation;
-        raise an error if they hold their positions in another way, which cannot be undone.
+        raise an error, which calls the encoding `name`, if they hold their positions in another
+        way, which cannot be undone.
         """
         if not self.keeps_rotated(encoding) or encoding.entry != "qk":
             return False
@@ -136,9 +137,9 @@ class KVCache:
         """
         if not self.size:
             return 0
-        seen, lowest = self.seen, -(2**62)
+        seen, lowest = self.seen, -(2**62)  # below every position
         last = torch.where(seen.valid, seen.positions, lowest).amax(dim=-1)
-        last = last if last.ndim == 1 else last.amax(dim=0)  # of the axis with the largest position
+        last = last if last.ndim == 1 else last.amax(dim=0)  # [axes, B]: the largest of all axes
         return torch.where(last > lowest, last + 1, 0)
 
     def append(
@@ -151,7 +152,7 @@ class KVCache:
         capacity.
         """
         added, count = self._checked(k, v, positions, valid), k.shape[-2]
-        # required for static
+        # a static cache has a capacity
         if self.kind == "static" and self.size + count > self.capacity:  # type: ignore[operator]
             rule = (
                 f"holds at most {self.capacity} tokens; give it more capacity or use kind='growing'"
@@ -254,17 +255,20 @@ class KVCache:
             self._buffers = CachedTokens(*(t.clone() for t in self._buffers))
 
     def _reserve(self, needed: int, like: CachedTokens) -> None:
-        """Allocate buffers for at least `needed` tokens; their dtypes and other sizes are those of
+        """Make room for `needed` tokens: leave the buffers as they are if they are large enough,
+        otherwise copy the cached tokens to larger ones, whose dtypes and other sizes are those of
         `like`.
         """
         allocated = 0 if self._buffers is None else self._buffers.positions.shape[-1]
         if self._buffers is not None and needed <= allocated:
             return
+        # a growing buffer doubles, so that many short calls copy each token a few times only
         allocated = (
             self.capacity if self.kind == "static" and self.capacity else max(needed, 2 * allocated)
         )
 
         def empty(t: Tensor) -> Tensor:
+            """Return zeros like t, with `allocated` tokens."""
             return t.new_zeros(
                 [*t.shape[:-2], allocated, t.shape[-1]]
                 if t.ndim == 4
@@ -283,13 +287,14 @@ class KVCache:
         """
         capacity: int = self.capacity  # type: ignore[assignment]  # required for sliding
         if not (self.sinks and self.padded):
+            # without padding the sinks are the first tokens of every row
             self.evict(self.sinks, self.sinks + self.size - capacity)
             return
         valid = self.seen.valid
         sinks = valid & (valid.cumsum(dim=-1) <= self.sinks)
-        # sinks are kept as if they were the latest
-        age = torch.arange(self.size, device=valid.device) + sinks * self.size
-        kept = age.topk(capacity, dim=-1).indices.sort(dim=-1).values  # [B, capacity]
+        # the latest tokens have the largest numbers; adding `size` puts the sinks above all others
+        order = torch.arange(self.size, device=valid.device) + sinks * self.size
+        kept = order.topk(capacity, dim=-1).indices.sort(dim=-1).values  # [B, capacity]
         # by number of axes: 2 for positions and valid, 3 for positions on several axes, 4 for k and
         # v
         index = {
@@ -321,6 +326,7 @@ class KVCache:
     def reorder(self, rows: Tensor) -> None:
         """Replace the batch rows by those with the indices `rows`, as beam search does."""
         self._buffers = CachedTokens(
+            # [axes, B, N] has its rows on axis -2, every other tensor on axis 0
             *(t.index_select(-2 if t.ndim == 3 else 0, rows) for t in self.seen)
         )
 
@@ -424,8 +430,8 @@ class KVCache:
         return encoding.rope.unrotate(k, before, key=True)  # type: ignore[union-attr, operator]
 
     def _refuse_rerotation(self, encoding: Encoding, name: str = "encoding") -> None:
-        """Raise an error if the cached keys are rotated and the encoding cannot rotate them to
-        other positions.
+        """Raise an error, which calls the encoding `name`, if the cached keys are stored with their
+        positions and the encoding cannot move them to others.
         """
         if self.keeps_rotated(encoding) and (reason := encoding.why_not("rerotate")):
             raise RopeError(

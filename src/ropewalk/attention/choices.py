@@ -128,12 +128,15 @@ class Choices:
                 rule = "must be None with a remapping, which attends in pieces"
                 raise RopeError(name, rule, value)
         if self.backend is not None:
-            plain = self.sinks is None and self.remapping is None
-            choice("backend", self.backend, ATTENTION_BACKENDS if plain else LSE_BACKENDS)
+            # sinks and remappings need the log-sum-exp of the scores
+            needs_lse = self.sinks is not None or self.remapping is not None
+            choice("backend", self.backend, LSE_BACKENDS if needs_lse else ATTENTION_BACKENDS)
 
     @classmethod
     def given(cls, owner: str, options: Mapping[str, Any], **more: Any) -> Choices:
-        """Return the choices of a layer of class `owner`; raise an error for unknown names."""
+        """Return the choices of a layer of class `owner`: the caller's `options`, whose names are
+        checked, and `more`, which the layer itself names.
+        """
         names = [field.name for field in fields(cls)]
         for name, value in options.items():
             if name not in names:
@@ -152,7 +155,9 @@ class Choices:
         check_remapping(self.remapping, encoding, self.causal)
 
     def softmax_scale(self, encoding: Encoding, head_dim: int) -> float:
-        """Return the factor of the scores for heads of this size."""
+        """Return the factor of the scores for heads of this size; raise an error if the encoding
+        needs the usual one and `scale` is another.
+        """
         default = 1 / math.sqrt(head_dim)
         if self.scale is None:
             is_rotary = isinstance(encoding, Rotary)

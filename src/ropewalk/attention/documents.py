@@ -83,7 +83,8 @@ def _sums(q: Tensor, k: Tensor, v: Tensor, documents: Tensor, causal: bool, chun
     if causal:
         return earlier
     later = _causal_sums(q.flip(-2), k.flip(-2), v.flip(-2), documents.flip(-1), chunk).flip(-2)
-    # both directions include the query's own key
+    # the second sum is over keys from the end of the row back to the query, in reversed order; both
+    # sums include the query's own key
     return earlier + later - (q * k).sum(dim=-1, keepdim=True) * v
 
 
@@ -100,12 +101,14 @@ def _causal_sums(q: Tensor, k: Tensor, v: Tensor, documents: Tensor, chunk: int)
     numbers = in_chunks(documents.unsqueeze(-1), chunk).squeeze(-1)  # [B, N, C]
     same = (numbers.unsqueeze(-1) == numbers.unsqueeze(-2)).unsqueeze(1)
     inside = ((q @ k.mT).tril() * same) @ v
+    # what each chunk's queries get from earlier chunks: only those of the document that goes on
     pasts, state = [], q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])
     for n in range(numbers.shape[1]):
         first, last = numbers[:, n, :1], numbers[:, n, -1:]
         of_state = numbers[:, n - 1, -1:] if n else first  # the document that `state` belongs to
         pasts.append((q[:, :, n] @ state) * (numbers[:, n] == of_state)[:, None, :, None])
         in_last = (numbers[:, n] == last)[:, None, :, None]
+        # the state is kept if its document is also the chunk's last one, and dropped otherwise
         state = state * (last == of_state)[..., None, None] + (k[:, :, n] * in_last).mT @ v[:, :, n]
     past = torch.stack(pasts, dim=2) if pasts else torch.zeros_like(inside)
     return (inside + past).flatten(2, 3)[:, :, :seq]

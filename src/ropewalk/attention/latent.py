@@ -29,6 +29,8 @@ class LatentAttention(SoftmaxAttention):
     DeepseekV3Attention.
 
     kv_rank, q_rank  width of the latents; q_rank None = one full matrix for q
+    nope_dim, rope_dim, value_dim  sizes of one head: the dims of q and k that do not rotate, those
+                     that do, and the dims of v
     encoding         a RopeSpec with head_dim = rope_dim, as `rw.from_hf` reads it from a config, or
                      a name that rotates
     absorbed         True: multiply q by the up-projection instead of the latents, so that keys and
@@ -122,6 +124,7 @@ class LatentAttention(SoftmaxAttention):
         return torch.cat((nope, rope), dim=-1), k
 
     def _rotated_query(self, q: Tensor, positions: Tensor, length: int | Tensor | None) -> Tensor:
+        """Return q with its last `rope_dim` dims rotated; `length` as in `Rope.forward`."""
         nope, rope = q.split([self.nope_dim, self.rope_dim], dim=-1)
         return torch.cat((nope, super()._rotated_query(rope, positions, length)), dim=-1)
 

@@ -141,8 +141,8 @@ def check_linear(
     state: State | None,
     chunk: int,
 ) -> str | None:
-    """Raise an error for bad arguments; return the name of the kernels' feature map, or None if
-    they have none for this call.
+    """Raise an error for bad arguments; return the name of the feature that the Triton kernels
+    compute for this call: "cosine" or the name of `phi`. None if they have none.
     """
     choice("form", form, FORMS)
     if isinstance(phi, str):
@@ -166,8 +166,8 @@ def check_linear(
 
 
 def checked_scale(scale: Tensor | float, q: Tensor, form: str) -> Tensor | float:
-    """Return the scale; a tensor is returned in a shape that broadcasts to [B, H, 1, 1]. Raise an
-    error if it has another shape, or if the form has no scale.
+    """Return the scale; a tensor [H] as [H, 1, 1], anything else as it is. Raise an error if the
+    result does not broadcast to [B, H, 1, 1], or if the form has no scale and the scale is not 1.
     """
     if form != "cosine" and (isinstance(scale, Tensor) or scale != 1):
         raise RopeError(
@@ -180,7 +180,9 @@ def checked_scale(scale: Tensor | float, q: Tensor, form: str) -> Tensor | float
     shaped = scale.view(-1, 1, 1) if scale.ndim == 1 else scale
     batch, heads = q.shape[:2]
     if not 3 <= shaped.ndim <= 4 or any(
-        n not in (1, m) for n, m in zip(shaped.shape[::-1], (1, 1, heads, batch), strict=False)
+        # from the last axis to the first; shaped may lack the axis of the batch
+        size not in (1, allowed)
+        for size, allowed in zip(shaped.shape[::-1], (1, 1, heads, batch), strict=False)
     ):
         rule = f"must be one number, one for each head [{heads}], or [{batch}, {heads}, 1, 1]"
         raise RopeError("scale", rule, list(scale.shape))
@@ -246,6 +248,7 @@ class _KernelAttention(torch.autograd.Function):
             features = make_features(
                 q, k, Rope(call.spec), call.positions, call.real, form, phi, scale
             )
+            # in place of the state's count, which `attend` does not read, any tensor
             out, *state = attend(
                 features, v, State(kv_sum, k_sum, call.positions), causal=True, eps=call.eps
             )
@@ -256,6 +259,7 @@ class _KernelAttention(torch.autograd.Function):
             *((t, g) for t, g in zip((out, *state), grads, strict=True) if t.requires_grad),
             strict=True,
         )
+        # `needed` says which of the six inputs get the next gradient; `call` has none
         input_grads = iter(torch.autograd.grad(outputs, with_grad, output_grads, allow_unused=True))
         return *(next(input_grads) if need else None for need in needed), None
 

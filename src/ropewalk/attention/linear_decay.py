@@ -64,7 +64,11 @@ def decaying_linear_attention(
 
 
 def _decayed_sums(q: Tensor, k: Tensor, v: Tensor, rate: Tensor, chunk: int) -> Tensor:
-    """Return sum_{j <= i} (q_i.k_j) exp(-rate (i - j)) v_j for every i: [B, H, S, Dv]."""
+    """Return sum_{j <= i} (q_i.k_j) exp(-rate (i - j)) v_j for every i: [B, H, S, Dv].
+
+    rate   [H], the decay of each head per token
+    chunk  how many tokens' scores are formed at once
+    """
     seq = q.shape[-2]
     q, k, v = (in_chunks(t, chunk) for t in (q, k, v))  # [B, H, N, C, .]
     place = torch.arange(chunk, device=q.device, dtype=q.dtype)

@@ -182,10 +182,14 @@ def divide(numerator: Tensor, denominator: Tensor, eps: float) -> Tensor:
 def attend(
     features: Features, v: Tensor, state: State, causal: bool, chunk: int = CHUNK, eps: float = 1e-6
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (out, kv_sum, k_sum): the output, and the sums of `state` with these tokens added."""
-    q, k, q_plain, k_plain = (
-        features  # q and k for the numerator, the other two for the denominator
-    )
+    """Return (out, kv_sum, k_sum): the output [B, H, S, Dv], and the sums of `state` with these
+    tokens added.
+
+    chunk  how many tokens' scores are formed at once if causal
+    eps    the output is 0 where the absolute value of the denominator is at most this
+    """
+    # q and k for the numerator, the other two for the denominator
+    q, k, q_plain, k_plain = features
     v, kv_sum, k_sum = v.to(k.dtype), state.kv_sum, state.k_sum
     if causal:
         numerator, kv_sum = causal_sums(q, k, v, kv_sum, chunk)

@@ -59,6 +59,7 @@ def run_math(call: Call) -> Partial:
     q_len, k_len = call.lengths
     compute_dtype = torch.promote_types(call.q.dtype, torch.float32)
     call = replace(call, k=call.k.to(compute_dtype), v=call.v.to(compute_dtype))
+    # how many queries a block has
     rows = max(1, MOST_SCORES // max(1, call.q.shape[0] * call.q.shape[1] * k_len))
     starts = range(0, max(1, q_len), rows)
     whole = len(starts) == 1 or q_len == 0  # one block, which sees all keys
@@ -77,14 +78,15 @@ def run_math(call: Call) -> Partial:
 
 
 def key_ranges(call: Call, rows: int) -> Tensor:
-    """Return [first key, end of the keys] that each block of `rows` queries may see by causality
-    and band; int64 [2, blocks].
+    """Return the first key, and one past the last, that each block of `rows` queries may see by
+    causality and band: int64 [2, blocks], both 0 for a block without keys.
     """
     visible, band, (q_len, k_len) = call.visible, call.visible.band, call.lengths
     blocks = -(-q_len // rows)
     key = torch.arange(k_len, device=call.q.device)
     inside = torch.ones(1, blocks, k_len, dtype=torch.bool, device=key.device)
     if visible.causal:
+        # keys up to the last query of the block
         inside = inside & (
             key < visible.offset + rows * torch.arange(1, blocks + 1, device=key.device)[:, None]
         )
@@ -101,8 +103,7 @@ def key_ranges(call: Call, rows: int) -> Tensor:
             inside = inside & (k_groups <= last_group.unsqueeze(-1) - band.low)
         if band.high is not None:
             inside = inside & (k_groups > first_group.unsqueeze(-1) - band.high)
-    # the first key that some row of the batch may see, and one past the last; both are 0 for a
-    # block without keys
+    # argmax returns the first key that some row of the batch may see
     inside = inside.any(dim=0).int()  # [blocks, keys]
     has_keys = inside.amax(dim=-1)
     return torch.stack(
@@ -130,6 +131,7 @@ def _block(call: Call, start: int, stop: int, first_key: int, stop_key: int) -> 
     if mask is not None:
         while mask.ndim < 4:
             mask = mask.unsqueeze(0)
+        # [B, Hk, G, S, N], or 1 instead of Hk and G if it is the same for all heads
         mask = mask.unflatten(1, (-1, groups)) if mask.shape[1] > 1 else mask.unsqueeze(2)
         scores = (
             scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask

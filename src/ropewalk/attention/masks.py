@@ -185,7 +185,9 @@ class Visibility:
         return self.mask if self.mask is not None and self.mask.is_floating_point() else None
 
     def part(self, start: int, stop: int, first_key: int, stop_key: int) -> Visibility:
-        """Return the masking of queries start ... stop - 1 and keys first_key ... stop_key - 1."""
+        """Return the masking of queries start ... stop - 1 and keys first_key ... stop_key - 1. Its
+        `offset` is the index of the first of these queries minus that of the first of these keys.
+        """
         band, keys = self.band, slice(first_key, stop_key)
         if band is not None:
             band = replace(
@@ -208,7 +210,8 @@ class Visibility:
         as in FlexAttention.
         """
         k_minus_q = k - q - self.offset
-        allowed = k_minus_q <= 0 if self.causal else k_minus_q == k_minus_q  # all True, as a tensor
+        # without causality a comparison that is always true, as a tensor of the right shape
+        allowed = k_minus_q <= 0 if self.causal else k_minus_q == k_minus_q
         if self.window is not None:
             allowed = allowed & (k_minus_q.abs() < self.window)
         if self.padding is not None:

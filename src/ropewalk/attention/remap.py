@@ -116,6 +116,7 @@ class ReRope(Remapping):
             integer("log_n_length", self.log_n_length, low=2)
 
     def pieces(self, q_positions: Tensor, k_positions: Tensor) -> list[Piece]:
+        # all far keys are at the distance `window`
         far_q, far_k = torch.full_like(q_positions, self.window), torch.zeros_like(k_positions)
         return _near_and_far(q_positions, k_positions, self.window, far_q, far_k)
 
@@ -180,6 +181,7 @@ class SelfExtend(Remapping):
         integer("window", self.window, low=1)
 
     def pieces(self, q_positions: Tensor, k_positions: Tensor) -> list[Piece]:
+        # so that the first far distance, about window / group in groups, becomes about `window`
         shift = self.window - self.window // self.group
         far_q, far_k = q_positions // self.group + shift, k_positions // self.group
         return _near_and_far(q_positions, k_positions, self.window, far_q, far_k)
@@ -242,6 +244,7 @@ class DualChunk(Remapping):
         ]
 
     def query_factor(self, positions: Tensor) -> Tensor | None:
+        # m^2 on a query multiplies its scores by m^2
         return (
             None if self.length is None else factor(LogAbove(0.1, self.length), positions).square()
         )

@@ -40,6 +40,12 @@ def attend_remapped(
 ) -> Tensor:
     """Return causal attention [B, H, Sq, D] with the distances of `remapping`: its pieces, each
     with its own band, are merged.
+
+    rotate       returns q or k rotated for one piece
+    v            the values [B, Hk, Sk, D]
+    q_positions  integers [Sq] or [B, Sq], and k_positions [Sk] or [B, Sk]: where the tokens are
+    visible      the masks of all pieces, to which each piece adds its band
+    backend      a name in LSE_BACKENDS, or None
     """
     factor, parts = remapping.query_factor(q_positions), []
     for piece in remapping.pieces(q_positions, k_positions):
@@ -76,7 +82,7 @@ def check_remapping(
             "remapping", "is defined for causal attention only; pass causal=True", remapping
         )
     slowdown = getattr(remapping, "slowdown", 1)
-    if slowdown > 1:
+    if slowdown > 1:  # refuses a spec whose frequencies cannot be divided
         slowed_spec(encoding.rope.spec, slowdown)
     return remapping
 
@@ -91,8 +97,12 @@ def remapped_attention(
     cache: KVCache | None,
     return_weights: bool,
 ) -> Tensor:
-    """Return the output [B, H, S, head_dim] of an `Attention` with a remapping; a cache holds keys
-    that are not rotated.
+    """Return the output [B, H, S, head_dim] of `layer`, an `Attention` with a remapping; a cache
+    holds keys that are not rotated.
+
+    q, k, v    the new tokens' [B, H or Hk, S, head_dim], not rotated
+    positions  integers [S] or [B, S] of these tokens
+    visible    the masks of these tokens; a cache replaces their padding and offset by its own
     """
     check_remapped_call(layer, return_weights)
     length: int | Tensor | None = None
@@ -152,7 +162,9 @@ def check_remapped_call(layer: Any, return_weights: bool) -> None:
 
 @cached("slowed specs", entries=32)
 def slowed_spec(spec: RopeSpec, slowdown: int) -> RopeSpec:
-    """Return the spec with all frequencies divided by `slowdown`."""
+    """Return the spec with all frequencies divided by `slowdown`; raise an error if it has a
+    scaling.
+    """
     if not isinstance(spec.scaling, Default):
         rule = (
             "divides the frequencies, so the spec must have no scaling; use self_extend or remove "

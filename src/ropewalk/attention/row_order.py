@@ -61,6 +61,7 @@ def row_order(
     # stable sorts, first by document, then by padding: padding of all documents goes to the end
     for sort_key in (documents, None if padding is None else ~padding):
         if sort_key is not None:
+            # sort_key in the order so far; its argsort reorders `index`
             index = index.gather(-1, sort_key.long().gather(-1, index).argsort(dim=-1, stable=True))
     documents, padding = (
         None if each is None else each.gather(-1, index) for each in (documents, padding)

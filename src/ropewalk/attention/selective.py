@@ -144,7 +144,10 @@ def linear_by_steps(
 
 
 def _rotated_state(kv_state: Tensor, angles: Tensor, log_decay: Tensor) -> Tensor:
-    """Return a state [B, H, D, Dv] rotated back by angles [B, H, P] and multiplied by the decay."""
+    """Return a state [B, H, D, Dv] rotated back by angles [B, H, P] and multiplied by the decay,
+    whose logarithm is [B, H].
+    """
+    # the opposite sine turns back; the pairs are along D, which `rotate` expects last
     cos, sin = angles.cos().unsqueeze(-2), -angles.sin().unsqueeze(-2)
     return rotate(kv_state.mT, cos, sin, "half").mT * log_decay.exp()[..., None, None].to(
         kv_state.dtype
@@ -198,7 +201,9 @@ class SelectiveAttention(TokenDrivenAttention[SelectiveState]):
         order: RowOrder | None,
         state: SelectiveState | None,
     ) -> tuple[Tensor, SelectiveState]:
-        """Return the output of every head [B, H, S, D], and the state after the last token."""
+        """Return the output of every head [B, H, S, D], and the state after the last token; for the
+        arguments see `TokenDrivenAttention._attend`.
+        """
         steps, angles, phases = self.phases(x, None if state is None else state.phases, order)
         if self.form == "linear":
             out, kv_state = self._linear(x, q, k, v, steps, order, state)

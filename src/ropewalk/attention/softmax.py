@@ -167,6 +167,7 @@ class SoftmaxAttention(nn.Module):
         """Return (backend, why it is taken): which backend `forward` without a cache would use for
         x and these masks. Raise an error if the layer's `backend` cannot run the call.
         """
+        # stands for q, k and v: a backend is chosen by shapes, dtype, device and need of gradients
         q = x.new_empty(
             x.shape[0],
             self.num_heads,
@@ -214,6 +215,9 @@ class SoftmaxAttention(nn.Module):
         bias: Tensor | None,
         return_weights: bool,
     ) -> Call:
+        """Return the call of this layer's attention: with its scale, its dropout in training, and
+        without keys that no query sees.
+        """
         # value_bias needs the weights even if the caller does not
         wants_weights = return_weights or type(self.encoding).value_bias is not Encoding.value_bias
         return trimmed(
@@ -282,7 +286,8 @@ class SoftmaxAttention(nn.Module):
         """Return (q, k, v, key positions, key padding): q and k rotated, k and v with the cached
         tokens in front.
 
-        `rotated` says that q and k are rotated already.
+        `rotated` says that q and k are rotated already. Keys that the cache stores unrotated are
+        rotated here, all of them, after the new ones are appended.
         """
         keeps_rotated = cache is None or cache.keeps_rotated(self.encoding)
         if keeps_rotated and not rotated:
@@ -315,6 +320,7 @@ class SoftmaxAttention(nn.Module):
         )
 
     def _rotated(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return q and k with their positions applied by the encoding."""
         if isinstance(self.encoding, Rotary) and type(self.encoding).rotate is Rotary.rotate:
             return self.encoding.rope(q, k, positions)  # one launch rotates both
         return self.encoding.rotate(q, positions, key=False), self.encoding.rotate(

@@ -104,7 +104,8 @@ def apply_rotary_emb_qkv_(
     cos, sin, cos_k, sin_k = (
         table_rows(name, table, "seqlen_offsets", rows) for name, table in given.items()
     )
-    # all tables are checked before the queries are overwritten
+    # all tables are checked before the queries are overwritten; an error about the second check
+    # names the argument of the keys
     check_tables(q, cos, sin, 0, -3)
     try:
         check_tables(k, cos_k, sin_k, 0, -3)
@@ -151,6 +152,7 @@ class RotaryEmbedding(nn.Module):
                  own sequence (or of `max_seqlen` tokens), as in a new module of the original.
                  Cached keys would then not match, so a call with an offset requires a value here,
                  or `max_seqlen`
+    device       accepted and ignored: there are no tensors to place
     """
 
     def __init__(
@@ -283,7 +285,9 @@ def _keys(kv: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor, offset: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Return the table row of every token: [S], [B, S], or packed [T]."""
+    """Return the table row of every token, which is its position: [S], or [B, S] for an offset per
+    row; packed [T] if `cu_seqlens`, the boundaries of the sequences, are given.
+    """
     if cu_seqlens is None:
         if x.ndim != 4:
             raise RopeError("x", "must be [B, S, H, D] without cu_seqlens", list(x.shape))

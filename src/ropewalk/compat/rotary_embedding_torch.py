@@ -162,7 +162,9 @@ class RotaryEmbedding(nn.Module):
     def _initial_freqs(
         self, given: Tensor | None, theta: float, rescale: float, max_freq: float, num_freqs: int
     ) -> Tensor:
-        """Return the frequencies that the arguments of the constructor select, one per pair."""
+        """Return the frequencies that the arguments of the constructor select, [pairs] in radians
+        per position; `given` are its `custom_freqs`, `rescale` is its `theta_rescale_factor`.
+        """
         if given is not None:
             if given.ndim != 1 or not given.is_floating_point():
                 raise RopeError(
@@ -181,7 +183,8 @@ class RotaryEmbedding(nn.Module):
         return 1.0 / periods(self.dim, base, TorchNumbers(torch.float32))[: self.dim // 2]
 
     def __getattr__(self, name: str) -> Any:
-        # tensors of the original, computed on access, so that no cast of the module can round them
+        # torch calls this for a name that is no plain attribute. `freqs` and `scale` are tensors of
+        # the original, computed on access, so that no cast of the module can round them
         if name == "freqs" and "_radians" in self.__dict__:
             return torch.tensor(self._radians, dtype=self._dtype, device=self.device)
         if name == "scale" and self.__dict__.get("use_xpos"):
@@ -268,6 +271,7 @@ class RotaryEmbedding(nn.Module):
         if not self.use_xpos:
             rotated = self.rotate_queries_or_keys(q, seq_dim, start + offset)
             return rotated, self.rotate_queries_or_keys(k, seq_dim)
+        # the multipliers do not follow `offset`, as in the original
         steps = self.get_seq_pos(k_len, k.device, torch.float64)
         multipliers = self._xpos_multipliers(steps, k_len // 2)
         rotated = self._rotate(
@@ -338,6 +342,9 @@ class RotaryEmbedding(nn.Module):
     def _rotate(
         self, x: Tensor, positions: Tensor, seq_dim: int, multiplier: float | Tensor
     ) -> Tensor:
+        """Return x rotated at `positions` and multiplied by a number or by [S, P], one for each
+        pair.
+        """
         angles = self._angles(positions)
         cos, sin = angles.cos() * multiplier, angles.sin() * multiplier
         return rotation.rotate_by(x, cos, sin, layout="interleaved", seq_dim=seq_dim)

@@ -29,6 +29,7 @@ from ropewalk.frequencies.scaling import (
 )
 from ropewalk.spec import MAX_HEAD_DIM, THETA_RANGE
 
+#: (key, value) -> anything; raises a RopeError about the key if the value is wrong
 Check = Callable[[str, Any], Any]
 #: the longest length that a config may give, far beyond that of any model
 MAX_LENGTH = 2**40
@@ -102,14 +103,17 @@ def checked_rope_objects(config: Mapping[str, Any], family: Family) -> RopeObjec
         if key in config:
             _check(key, config[key], check)
     by_type = objects.by_layer_type
+    # every rope object by the place where it is
     ropes = {"rope_parameters": objects.v5, "rope_scaling": objects.v4}
     if by_type is not None:
+        # beside the layer types, only the keys that no layer type holds are left
         ropes["rope_parameters"] = {key: objects.v5[key] for key in objects.stray}
         ropes |= {f"rope_parameters.{name}": value or {} for name, value in by_type.items()}
     settings = _settings()
     for where, rope in ropes.items():
         _refuse_unknown(rope, where, beside_layers=where == "rope_parameters" and bool(by_type))
         if family.unrotated == "null_rope_theta" and rope.get("rope_theta", 0) is None:
+            # in such a family a null theta means that nothing rotates; in others it is an error
             rope = {key: value for key, value in rope.items() if key != "rope_theta"}
         _check_rope(rope, where, settings)
     return objects
@@ -180,6 +184,7 @@ def _check_layer_thetas(key: str, value: object) -> None:
             value,
         )
     for index, theta in enumerate(value):
+        # false equals 0, but is no theta
         if isinstance(theta, bool) or theta != 0:
             _theta(f"{key}[{index}]", theta)
 
@@ -196,7 +201,9 @@ def _check_no_rope_layers(key: str, value: object) -> None:
 
 
 def _check_per_layer_config(key: str, value: object) -> None:
-    """Raise an error about the first head_dim of a single layer that is not a valid head_dim."""
+    """Raise an error about the first entry {"head_dim": ...} of a single layer, under the layer's
+    index, that is not a valid head_dim; anything else is not checked.
+    """
     if isinstance(value, Mapping):
         for index, each in value.items():
             if isinstance(each, Mapping) and each.get("head_dim") is not None:

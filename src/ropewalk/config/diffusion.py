@@ -19,7 +19,9 @@ from ropewalk.spec import MAX_HEAD_DIM, PRECISIONS, RopeSpec
 TABLE = Path(__file__).with_name("diffusion.toml")
 #: the config key that names the class of a model in diffusers
 CLASS_KEY = "_class_name"
+#: the layer type under which values are listed, as these configs have none
 LAYER_TYPE = "full_attention"
+#: the name under which the dimensions of each axis are listed
 DIMS = "dims of each axis"
 #: the config key of the head's width
 HEAD_KEY = "attention_head_dim"

@@ -75,8 +75,8 @@ class FullLayers:
     last: bool = False
 
     def layer_types(self, config: Mapping[str, Any], count: int) -> list[str] | None:
-        """Return the layer type of each of `count` layers; None if the config's own interval is no
-        number of layers.
+        """Return the layer type of each of `count` layers; None if the interval that the config
+        gives is not an integer of at least 1.
         """
         every = self.every if self.key is None else config.get(self.key, self.every)
         if type(every) is not int or every < 1:
@@ -146,8 +146,9 @@ class Family:
     known: bool = True
 
     def default(self, key: str, *conditions: str) -> Any:
-        """Return the value of an absent config key under these conditions; None if the code has
-        none.
+        """Return the value that the family's code gives to an absent config key; None if it gives
+        none. Of `conditions`, keys of `defaults_if`, the first that has the key comes before
+        `defaults`, and those before COMMON_DEFAULTS.
         """
         for condition in conditions:
             if key in self.defaults_if.get(condition, {}):
@@ -363,6 +364,7 @@ def _full_layers(key: str, value: object) -> FullLayers:
     return FullLayers(**{name: checks[name](f"{key}.{name}", each) for name, each in row.items()})
 
 
+#: the config keys that `defaults` may have, and how each default is checked
 _DEFAULT_CHECKS = {
     "rope_theta": _positive,
     "head_dim": _width,
@@ -374,6 +376,7 @@ _DEFAULT_CHECKS = {
     "attention_factor": _positive,
 }
 _LAYOUTS = _name_of(("half", "interleaved"))
+#: the keys that a row may have beside `model_types`, and how the value of each is checked
 _CHECKS = {
     "layout": _LAYOUTS,
     "layout_out": _LAYOUTS,

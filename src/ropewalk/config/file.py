@@ -21,7 +21,9 @@ TEXT_PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
 
 
 def load(config: Any) -> Mapping[str, Any]:
-    """Return the config as a mapping, which may be the caller's own and must not be written to."""
+    """Return the config as a mapping, which may be the caller's own and must not be written to; a
+    text is the path of a config.json or of its folder.
+    """
     if isinstance(config, str | os.PathLike):
         return read(Path(config))
     if isinstance(config, Mapping):
@@ -64,7 +66,9 @@ def text_part(config: Mapping[str, Any], depth: int = 0) -> Mapping[str, Any]:
 
 
 def text_owner(config: Any) -> Any:
-    """Return the config object or dict that the text model reads, to be written in place."""
+    """Return the object or dict, inside `config` or `config` itself, that holds the values of the
+    text model, for a caller that changes them there.
+    """
     for name in TEXT_PARTS:
         part = config.get(name) if isinstance(config, Mapping) else vars(config).get(name)
         if isinstance(part, MutableMapping) or callable(getattr(part, "to_dict", None)):

@@ -112,6 +112,7 @@ def temperatures_from_hf(config: Any) -> dict[str, Temperature | None]:
     """
     text = text_part(load(config))
     model_type = text.get("model_type")
+    # `_read_config` refuses a model without a rope, so its values are read here
     if model_type not in WITHOUT_ROPE:
         return _temperatures(_read_config(text, "exact"))
     values = {key: Value(value, key) for key, value in text.items()}

@@ -84,7 +84,8 @@ def layer_names(config: Mapping[str, Any], family: Family, names: Sequence[str])
         raise RopeError(LAYER_COUNT_KEYS[0], "must be given to tell the layers apart", None)
     if not declared and family.full_layers is not None:
         of_family = family.full_layers.layer_types(config, count) or ()
-        # without a sliding window some families have full attention alone
+        # the family's pattern is used only if `names` has all of its types: without a sliding
+        # window some families have full attention alone
         declared = of_family if {*of_family} <= {*names, *WITHOUT_ATTENTION} else None
     if not declared:
         if rotates is None and len(names) > 1:
@@ -164,11 +165,13 @@ def _with_unrotated(
         return dict.fromkeys(ropes)
     if family.unrotated in skips_full and objects.by_layer_type is None and has_window:
         if not config.get("layer_types"):
+            # `ropes` has a single rope, which is that of the layers with a window
             ropes = {"sliding_attention": next(iter(ropes.values()))}
         return {**ropes, "full_attention": None}
     thetas = _thetas(config, family)
     rotates = _rotates(config, family, thetas)
     if rotates is None:
+        # which layers are skipped is not known without the number of layers
         return {**ropes, NO_ROPE: None} if _skips_layers(family) else ropes
     layers = _layers_by_type(config, rotates)
     if thetas is not None and family.unrotated != "zero_layer_rope_theta":
@@ -178,10 +181,11 @@ def _with_unrotated(
         }
     if all(rotates):
         return ropes
-    if any(len({rotates[layer] for layer in each}) != 1 for each in layers.values()):
+    if any(len({rotates[layer] for layer in indices}) != 1 for indices in layers.values()):
         # layers of one type differ, so those that are not rotated get a name of their own
         return {**ropes, NO_ROPE: None}
-    return {**ropes, **{name: None for name, each in layers.items() if not rotates[each[0]]}}
+    unrotated = {name: None for name, indices in layers.items() if not rotates[indices[0]]}
+    return {**ropes, **unrotated}
 
 
 def _skips_layers(family: Family) -> bool:

@@ -31,7 +31,7 @@ from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY, 
 THETA_KEY, FRACTION_KEY = keys.THETA_KEYS[0], keys.FRACTION_KEYS[0]
 #: values that the code of every known family reads under one name only
 ONE_NAME = (THETA_KEY, FRACTION_KEY)
-#: all names of one value
+#: {standard name: all names of the value}
 NAMES = {
     names[0]: names
     for names in (
@@ -102,7 +102,8 @@ def _standard_names(
     own = {key: Value(value, key) for key, value in config.items()}
     standard: Values = {}
     for name, names in NAMES.items():
-        # of any other value, every name is read unless the family renames it
+        # the single name that the code reads: the family's own, or the standard one of a value in
+        # ONE_NAME; None: it reads every name
         only = family.renamed.get(name, name if name in ONE_NAME and family.known else None)
         read = names if only is None else (only,)
         given = next((own[key] for key in read if config.get(key) is not None), None)
@@ -114,7 +115,9 @@ def _standard_names(
         if given is not None:
             standard[name] = given
         elif only is not None and name in own:
-            del own[name]
+            del own[
+                name
+            ]  # the code reads another name, so this value must not pass as the standard
     return {**own, **standard}
 
 
@@ -277,6 +280,7 @@ class _NormalLayer:
         given = split_off or self._layer_type_head_dim() or self._given("head_dim")
         if given is not None:
             return given
+        # a head_dim that is null replaces the family's default, too: it means hidden size / heads
         if self._has_default("head_dim") and "head_dim" not in self.outside:
             return self._default("head_dim")
         size, heads = (
@@ -314,6 +318,7 @@ class _NormalLayer:
         )
         if isinstance(overrides, Mapping):
             for index, name in enumerate(declared):
+                # a config.json has the layer's index as a text, a Python config may have the number
                 override = overrides.get(str(index), overrides.get(index))
                 if (
                     name == self.layer_type
@@ -321,6 +326,7 @@ class _NormalLayer:
                     and override.get("head_dim") is not None
                 ):
                     return Value(override["head_dim"], "head_dim", f"per_layer_config.{index}")
+        # beside `per_layer_config`, `global_head_dim` is neither read nor assumed
         key = "global_head_dim"
         if (
             self.layer_type != "full_attention"
@@ -389,11 +395,13 @@ class _NormalLayer:
         return self._first_given(self.rope.get(FRACTION_KEY), self._given(FRACTION_KEY))
 
     def _layout(self) -> Values:
-        """Return the pair layout of input and output, from `rope_interleave` or from the code."""
+        """Return the pair layout of input and output: from `rope_interleave`, if the family's code
+        reads it or is not known, otherwise from the family.
+        """
         family, interleave = self.family, self._given("rope_interleave")
         if interleave is None or ("rope_interleave" not in family.reads and self.family.known):
             layouts = family.layout, family.layout_out
-            interleave = self._from_code(None, "layout")
+            interleave = self._from_code(None, "layout")  # its value is replaced below
         else:
             layouts = ("interleaved", "half") if interleave.value else ("half", None)
         values = {"layout": replace(interleave, value=layouts[0])}
@@ -437,7 +445,7 @@ class _NormalLayer:
                 f"{sections} = {sections.value!r} is ignored: {self.model} has one position for each "
                 "token"
             )
-            source = self._from_code("ignored", "axis_order")
+            source = self._from_code("ignored", "axis_order")  # the spec gets one axis
         return {"mrope_section": replace(sections, value=sizes), "axis_order": source}
 
     def _sizes(self, sections: Value, order: str) -> Sequence[int]:
@@ -447,7 +455,7 @@ class _NormalLayer:
         Interleaved, height has at most the pairs 1, 4, 7, ... and width 2, 5, 8, ...; the code
         gives all others to time, whatever its section says.
         """
-        # HunYuan's sections were written as floats
+        # HunYuan's sections were written as floats; a list stays a list and a tuple a tuple
         sizes = type(sections.value)(int(count) for count in sections.value)
         if order != "interleaved" or len(sizes) != 3:
             return sizes
@@ -467,6 +475,7 @@ class _NormalLayer:
         does not read.
         """
         scaling = SCALINGS[self.rope_type]
+        # the keys of the rope that have an effect
         read = {*keys.COMMON_KEYS, *keys.AXIS_KEYS}
         reads_alpha = "alpha" in self.family.reads or not self.family.known
         values: Values = {}

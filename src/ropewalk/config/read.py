@@ -79,6 +79,7 @@ class _ValueReader:
         except RopeError as error:
             # the field may be one entry of a list, such as sections[1]
             name, bracket, index = error.field.partition("[")
+            # "sections" and "axes" are how AxisMap and RopeSpec call what the sections became
             value = self.sources.get("mrope_section" if name in ("sections", "axes") else name)
             if value is None:
                 raise
@@ -111,7 +112,7 @@ class _ValueReader:
         rope_type = self.values["rope_type"].value
         for key in MSCALE_KEYS:
             if key in self.values:
-                self._take(key, number)
+                self._take(key, number)  # recorded only: the magnitude is in `attention_factor`
         fields: dict[str, Any] = {}
         for name, setting in settings_of(SCALINGS[rope_type]).items():
             key = setting.key or name
@@ -136,6 +137,7 @@ class _ValueReader:
         if "mrope_section" not in self.values:
             return None
         sections, order = self._take("mrope_section"), self._take("axis_order")
+        # "ignored": the sections must add up, but the model has one axis
         is_read = order != "ignored"
         axis_map = axes.AXIS_ORDERS[order if is_read else "chunked"](list(sections))
         if axis_map.pairs != pairs:

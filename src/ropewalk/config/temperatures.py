@@ -29,6 +29,7 @@ def _get(values: Values, key: str, default: Any = None) -> Any:
 def _llama4(config: Values, rope: Values) -> tuple[Temperature | None, str]:
     """Return the temperature of Llama 4, or None, and which layers have it."""
     tuned = _get(config, "attn_temperature_tuning")
+    # if the key is absent or null, queries have the temperature
     if tuned is not None and not tuned:
         return None, "unrotated"
     scale = number("attn_scale", _get(config, "attn_scale", 0.1))

@@ -27,6 +27,9 @@ FRACTION_KEY = FRACTION_KEYS[0]
 def config_keys(spec: RopeSpec, version: int, model_type: str | None) -> dict[str, Any]:
     """Return the config keys that describe `spec`, not yet checked: `to_hf` reads them back before
     it returns them.
+
+    version     of transformers: 4 for `rope_scaling`, 5 for `rope_parameters`
+    model_type  that of the config; None: the config gets none
     """
     family = family_of(model_type)
     # keys of the rope object, and keys of the config itself
@@ -37,6 +40,7 @@ def config_keys(spec: RopeSpec, version: int, model_type: str | None) -> dict[st
     written = {} if model_type is None else {"model_type": model_type}
     written |= {**_head_keys(spec, family), **outside}
     if TRAINED_LENGTH_KEY in family.defaults and TRAINED_LENGTH_KEY in rope:
+        # the family's default would otherwise come before the key of the rope object
         written[TRAINED_LENGTH_KEY] = rope[TRAINED_LENGTH_KEY]
     if version == 5:
         rope = {"rope_type": rope.pop("rope_type"), "rope_theta": spec.theta, **rope}
@@ -44,7 +48,7 @@ def config_keys(spec: RopeSpec, version: int, model_type: str | None) -> dict[st
         by_type = {layer_type: dict(rope) for layer_type in family.layer_thetas}
         return {**written, "rope_parameters": by_type or rope}
     fraction = {}
-    if FRACTION_KEY in rope:
+    if FRACTION_KEY in rope:  # in version 4 it is outside the rope object
         fraction[family.renamed.get(FRACTION_KEY, FRACTION_KEY)] = rope.pop(FRACTION_KEY)
     theta_key = family.renamed.get(THETA_KEYS[0], THETA_KEYS[0])
     scaling = v4_keys(rope, family) if rope != {"rope_type": "default"} else {"rope_scaling": None}

@@ -68,7 +68,11 @@ class Encoding(nn.Module):
     def rotate(
         self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None
     ) -> Tensor:
-        """Return q, or k if `key`, [B, H, S, head_dim], with positions applied (entry point "qk")."""
+        """Return q, or k if `key`, [B, H, S, head_dim], with positions applied (entry point "qk").
+
+        `length`: that of the whole sequence, one for all rows or [B], for frequencies that depend
+        on it; None: it follows from the positions.
+        """
         return x
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:

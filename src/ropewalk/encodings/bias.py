@@ -43,7 +43,8 @@ class Alibi(ScoreBias):
 
 
 def t5_bucket(distance: Tensor, buckets: int, farthest: int, bidirectional: bool) -> Tensor:
-    """Return T5's bucket of the distance query - key.
+    """Return T5's bucket of the distance query - key: integers from 0 to `buckets` - 1, in the
+    shape of `distance`.
 
     Bidirectional: later keys have one half of the buckets, all others the other half. Causal: later
     keys are in bucket 0, as distance 0 is, and all buckets are for earlier keys. Of the buckets of
@@ -71,6 +72,7 @@ class T5Bias(ScoreBias):
         self, sizes: Sizes, buckets: int = 32, farthest: int = 128, bidirectional: bool = True
     ) -> None:
         super().__init__(sizes)
+        # at least two for each direction
         integer("buckets", buckets, low=4 if bidirectional else 2)
         # larger than every distance that has a bucket of its own
         integer("farthest", farthest, low=buckets // (4 if bidirectional else 2) + 1)
@@ -202,8 +204,9 @@ class RelativeVectors(ScoreBias):
         # key - query, the sign of the paper and of its authors' code
         distance = -distances(q_positions, k_positions)
         distance = distance.squeeze(1) if distance.ndim == 4 else distance
-        # the angle is index * frequency, as in the authors' code. The paper adds no `farthest`:
-        # adding it turns each pair by a fixed angle, the same for all distances
+        # the angle is index * frequency with index = distance + farthest, as in the authors' code.
+        # The paper does not add `farthest`, which turns each pair by a fixed angle, the same for
+        # all distances
         index = distance.clamp(-self.farthest, self.farthest) + self.farthest
         head_dim = self.sizes.head_dim
         frequencies = 10_000.0 ** (
@@ -212,6 +215,7 @@ class RelativeVectors(ScoreBias):
         angles = (
             torch.arange(2 * self.farthest + 1, device=index.device).unsqueeze(-1) * frequencies
         )
+        # an odd head_dim has a sine at its end without its cosine
         table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[:, :head_dim]
         return table.to(dtype)[index]
 

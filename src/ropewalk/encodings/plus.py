@@ -32,8 +32,8 @@ class RotaryPlus(Rotary):
         if key:
             return super().rotate(x, positions, key=True, length=length)
         # [B, H, 2, S, D] -> [B, 2H, S, D]: real 0, imaginary 0, real 1, ...
-        both = torch.stack((x, self._quarter_turn_back(x)), dim=2).flatten(1, 2)
-        return super().rotate(both, positions, key=False, length=length)
+        copies = torch.stack((x, self._quarter_turn_back(x)), dim=2).flatten(1, 2)
+        return super().rotate(copies, positions, key=False, length=length)
 
     def _quarter_turn_back(self, x: Tensor) -> Tensor:
         """Return x with every rotated pair (a, b) replaced by (b, -a); dimensions outside the

@@ -70,6 +70,7 @@ class VideoRotary(Rotary):
     """RoPE over the time, row and column of each patch of a video; positions [3, B, S]."""
 
     def default_spec(self, sizes: Sizes) -> RopeSpec:
+        # rows and columns get a third of the pairs each, rounded down, and time gets the rest
         third = sizes.head_dim // 2 // 3
         return RopeSpec(
             head_dim=sizes.head_dim,

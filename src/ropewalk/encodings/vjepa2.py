@@ -62,14 +62,17 @@ class VJepa2(Encoding):
         return reason if what == "rerotate" else super().why_not(what)
 
     def _encoded(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Return x cos + (x rotated by a quarter turn) sin for one axis; cos and sin are repeated
-        in halves, x is interleaved.
+        """Return one slice x [B, H, S, slice_dim] as x cos + (x turned by a quarter turn) sin.
+
+        positions  [S] or [B, S] on the axis of the slice
+
+        The quarter turn has the pairs (2i, 2i + 1), cos and sin repeat as for pairs (i, i + d/2).
         """
         pairs = self.slice_dim // 2
         frequencies = self.theta ** (
             -torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs
         )
-        # [S, pairs] or [B, S, pairs]
+        # [S, pairs] or [B, S, pairs], in radians
         angles = positions.to(torch.float64).unsqueeze(-1) * frequencies
         angles = torch.cat((angles, angles), dim=-1)
         angles = angles.unsqueeze(1) if angles.ndim == 3 else angles

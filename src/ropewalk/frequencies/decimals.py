@@ -32,9 +32,11 @@ def exactly() -> AbstractContextManager[Any]:
 @cached("pi", entries=64)
 def pi(digits: int = DIGITS) -> Decimal:
     """Return pi with this many digits, by Machin's formula over integers."""
+    # 10 more digits, because every integer division drops a fraction
     one = 10 ** (digits + 10)
 
     def arctangent_of_inverse(x: int) -> int:
+        """Return `one` times the arctangent of 1 / x, by its series 1/x - 1/(3 x^3) + ..."""
         power = total = one // x
         n, sign = 3, -1
         while power:
@@ -52,7 +54,9 @@ def pi(digits: int = DIGITS) -> Decimal:
 
 
 class Vector:
-    """One Decimal for each pair, with the operators that formulas use; floats are exact operands."""
+    """One Decimal for each pair, with the operators that formulas use; floats are exact operands.
+    Comparisons give a tuple of one bool for each pair, a condition for `DecimalNumbers.where`.
+    """
 
     __slots__ = ("values",)
     __hash__ = None  # type: ignore[assignment]  # equality compares elements
@@ -136,9 +140,10 @@ class DecimalNumbers:
     def where(self, condition: Any, a: Any, b: Any) -> Vector:
         """Return for each pair the value of `a` if `condition` is true for it, else that of `b`."""
         count = max(len(x) for x in (condition, a, b) if isinstance(x, Vector | tuple))
-        chosen = condition if len(condition) == count else condition * count
-        pairs = zip(chosen, _operands(a, count), _operands(b, count), strict=True)
-        return Vector([mine if true else other for true, mine, other in pairs])
+        # a condition on the length, of `exceeds`, has one entry for all pairs
+        conditions = condition if len(condition) == count else condition * count
+        pairs = zip(conditions, _operands(a, count), _operands(b, count), strict=True)
+        return Vector([of_a if is_true else of_b for is_true, of_a, of_b in pairs])
 
     def clamp(self, values: Vector, low: float, high: float) -> Vector:
         """Return the numbers limited to low ... high."""
@@ -195,7 +200,9 @@ def _operands(other: Any, count: int) -> Sequence[Decimal]:
 
 
 def _sine(x: Decimal) -> Decimal:
-    """Return the sine of x from -pi/2 to pi/2."""
+    """Return the sine of x from -pi/2 to pi/2, by its series x - x^3/3! + x^5/5! - ..., up to terms
+    that do not change the last digit.
+    """
     term = total = x
     n, square = 1, x * x
     while term and abs(term) > abs(total).scaleb(-DIGITS - 5):

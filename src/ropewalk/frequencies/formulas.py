@@ -76,8 +76,8 @@ def turns_to_pair(turns: float, dim: int, theta: float, length: float, ops: Any 
 def ramp(
     fast: float, slow: float, dim: int, theta: float, length: float, truncate: bool, ops: Any
 ) -> Any:
-    """Return a ramp over the pairs: 0 up to the pair of `fast` turns in `length` steps, 1 from the
-    pair of `slow` turns on.
+    """Return a ramp over the pairs: 0 up to the pair that completes `fast` turns in `length` steps,
+    1 from the pair that completes `slow` turns on.
 
     It is linear between. Both ends are pair indices that may be fractional; `truncate` moves them
     outwards to whole pairs.
@@ -94,8 +94,8 @@ def ramp(
 
 
 def taper(pairs: int, last: int, ops: Any) -> Any:
-    """Return 1 for each pair but the `last` ones, for which a half cosine falls from 1 to 0; 1 for
-    all if `last` is 1.
+    """Return one factor for each of `pairs` pairs: 1, but over the last `last` pairs a half cosine
+    falls from 1 to 0. It is 1 for all if `last` is 0 or 1.
     """
     steps = ops.multiples(1, pairs) - (pairs - last)
     if last <= 1:

@@ -113,6 +113,7 @@ def geometric(pairs: int, slowest: float, fastest: float, zeros: int = 0) -> Giv
     Golden gate RoPE uses these frequencies, in this order from slow to fast, together with
     `axes.GoldenAxes`.
     """
+    # at least two pairs rotate, so that there is a ratio between them
     zeros = integer("zeros", zeros, low=0, high=integer("pairs", pairs, low=2) - 2)
     slowest, fastest = number("slowest", slowest, above=0), number("fastest", fastest, above=0)
     steps = pairs - zeros - 1

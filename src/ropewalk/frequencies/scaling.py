@@ -118,12 +118,14 @@ class Scaling:
             object.__setattr__(self, name, facts.check(name, getattr(self, name)))
 
     def frequencies(self, dim: int, theta: float, length: int | None = None) -> Frequencies:
-        """Return the frequencies of the dim/2 pairs; `length` is used only if `needs_length`."""
+        """Return the frequencies of the dim/2 pairs; `length` is used only if `needs_length`, and
+        None or 0 gives those of the trained length.
+        """
         length = integer("length", length, low=1) if self.needs_length and length else None
         return _computed_frequencies(self, dim, theta, length)
 
     def magnitude_at(self, length: int | None = None) -> float:
-        """Return the factor on cos and sin in sequences of this length."""
+        """Return the factor on cos and sin in sequences of this length; None: the trained length."""
         with exactly():
             return float(self._magnitude(length, DECIMAL))
 

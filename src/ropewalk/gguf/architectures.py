@@ -71,7 +71,9 @@ class GgufArchitecture:
 
 
 def _read_rows() -> dict[str, GgufArchitecture]:
-    """Return the rows of architectures.toml by name."""
+    """Return the rows of architectures.toml by name; the file holds one table of rows for each
+    layout.
+    """
     text = files("ropewalk.gguf").joinpath("architectures.toml").read_text(encoding="utf-8")
     return {
         name: GgufArchitecture(layout=layout, **row)

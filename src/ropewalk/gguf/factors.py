@@ -73,13 +73,14 @@ def llama3(values: Sequence[float], theta: float) -> Llama3 | None:
         # intercept -1 / (high_freq_factor - 1)
         slope, intercept = _line(blended)
         if slope > 0 and -1e6 < intercept < -1e-6:
+            # original_length is -slope / intercept, high_freq_factor is 1 - 1 / intercept
             candidates.append((round(-slope / intercept), round(1 - 1 / intercept, 4)))
-    read = [plain / value for plain, value in zip(unscaled, values, strict=True)]
+    scaled = [plain / value for plain, value in zip(unscaled, values, strict=True)]
     for original_length, high_freq_factor in candidates:
         if not 1 <= original_length < 2**40:
             continue
         scaling = Llama3(factor, 1.0, high_freq_factor, original_length)
-        if all_close(read, scaling.frequencies(dim, theta).radians, rtol=SAME):
+        if all_close(scaled, scaling.frequencies(dim, theta).radians, rtol=SAME):
             return scaling
     return None
 

@@ -101,7 +101,7 @@ class GgufFile:
         return name
 
     def array(self, key: str) -> list[Any]:
-        """Return the entries of an array in the metadata."""
+        """Return the entries of an array in the metadata, read from the file."""
         array = self.metadata.get(key)
         if not isinstance(array, Array):
             raise RopeError(key, "must be an array", array)
@@ -162,7 +162,13 @@ class GgufFile:
 
 
 class _HeaderReader:
-    """Reads the header of a file from its first bytes, from front to back."""
+    """Reads the header of a file from front to back.
+
+    file     what is filled in
+    data     the first bytes of the file, up to MAX_HEADER_BYTES
+    at       the index in `data` of the next byte to read
+    strings  how many strings all arrays so far have together
+    """
 
     def __init__(self, file: GgufFile, data: bytes) -> None:
         self.file, self.data, self.at, self.strings = file, data, 0, 0
@@ -277,6 +283,7 @@ class _HeaderReader:
             raise RopeError(key, "must have entries of a type from 0 to 12", type_id)
         # a string takes at least the 8 bytes of its length
         width = 8 if type_id == STRING else struct.calcsize("<" + _code(type_id))
+        # `room` entries fit in what is left of the header
         begin, room = self.at, (len(self.data) - self.at) // width
         most = min(room, MAX_STRINGS - self.strings) if type_id == STRING else room
         if length > most:
@@ -285,6 +292,7 @@ class _HeaderReader:
         if type_id != STRING:
             self.at += length * width
             return Array(type_id, length, begin, self.at)
+        # only the length before each string tells where the next one begins
         data, at, end = self.data, self.at, len(self.data)
         for _ in range(length):
             at += 8 + int.from_bytes(data[at : at + 8], "little")
@@ -305,7 +313,7 @@ class _HeaderReader:
         return count
 
     def _string(self, field: str, limit: int) -> str:
-        """Return the next string, of at most `limit` bytes."""
+        """Return the next string, of at most `limit` bytes; an error calls it `field`."""
         length = self._number("Q")
         if length > limit:
             raise RopeError(f"length of {field}", f"must be at most {limit} bytes", length)

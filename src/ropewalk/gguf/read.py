@@ -81,10 +81,11 @@ def read_ropes(
         else:
             specs[layer.layer_type] = layer.spec(precision)
     rotates, origin = _rotated(source, name)
+    # an empty list has no layer that does not rotate: the layer types decide
     if not all(rotates):
         specs = {**specs, NO_ROPE: None} if any(rotates) else dict.fromkeys(specs)
-        still = [i for i, each in enumerate(rotates) if not each]
-        full.record("rope", None, f"{origin} {still}")
+        unrotated = [i for i, each in enumerate(rotates) if not each]
+        full.record("rope", None, f"{origin} {unrotated}")
     entries = tuple(entry for layer in layers for entry in layer.entries)
     return specs, Explanation(name, entries, tuple(_unread_warnings(source, name, facts)))
 
@@ -95,6 +96,7 @@ def has_sliding(source: GgufSource, name: str) -> bool:
     if facts.sliding_block_count:
         return metadata.get(f"{name}.block_count") == facts.sliding_block_count
     key = f"{name}.attention.sliding_window"
+    # sliding_theta is None for an architecture without such layers
     return bool(facts.sliding_theta and integer(key, metadata.get(key, 0), low=0))
 
 
@@ -106,8 +108,8 @@ def rotated_layers(source: GgufSource, name: str) -> list[bool]:
 
 
 def _rotated(source: GgufSource, name: str) -> tuple[list[bool], str]:
-    """Return what `rotated_layers` does, and what an explanation says before the indices of the
-    layers that do not rotate.
+    """Return for each layer whether it rotates, and what an explanation says before the indices of
+    the layers that do not; ([], "") where `rotated_layers` returns [].
     """
     facts, metadata = architecture_of(name), source.metadata
     key, switch = f"{name}.{PATTERN}", f"{name}.rope.scaling.finetuned"
@@ -121,9 +123,10 @@ def _rotated(source: GgufSource, name: str) -> tuple[list[bool], str]:
     if facts.has_switch and metadata.get(switch) is False:
         count = integer(f"{name}.block_count", layers, low=1, high=MAX_LAYERS)
         return [False] * count, f"{switch}: no rotation in layers"
-    always = metadata.get(f"{name}.attention.sliding_window") == 0
+    all_rotate = metadata.get(f"{name}.attention.sliding_window") == 0
+    # with `full_unrotated` the layer type decides
     by_type = facts.full_unrotated and has_sliding(source, name)
-    if facts.unrotated_every and layers is not None and not always and not by_type:
+    if facts.unrotated_every and layers is not None and not all_rotate and not by_type:
         count = integer(f"{name}.block_count", layers, low=0, high=MAX_LAYERS)
         every = facts.unrotated_every
         rotates = [(i + 1) % every != 0 for i in range(count)]
@@ -149,7 +152,14 @@ def _unread_warnings(source: GgufSource, name: str, facts: GgufArchitecture) -> 
 
 @dataclass
 class _GgufLayer:
-    """The rope of one layer type while it is read."""
+    """The rope of one layer type while it is read.
+
+    source      the file
+    name        its general.architecture, with which its keys begin
+    facts       what llama.cpp's code does for this architecture
+    layer_type  FULL or SLIDING
+    entries     the values of the spec so far, with their sources
+    """
 
     source: GgufSource
     name: str
@@ -214,8 +224,11 @@ class _GgufLayer:
         return value
 
     def _origin(self, scaling: Scaling, field: str) -> str:
-        """Return the metadata key or the tensor that a field of the scaling comes from."""
+        """Return the metadata key or the tensor that a field of the scaling comes from, or "default
+        of llama.cpp".
+        """
         tensors = {"short_factor": SHORT, "long_factor": LONG}
+        # a Llama3 is always read from rope_freqs
         if isinstance(scaling, Llama3) or field in tensors:
             return tensors.get(field, FREQS)
         factor = {Ntk: ("rope.scaling.alpha",), LongRope: ("context_length",)}
@@ -246,6 +259,7 @@ class _GgufLayer:
             return self._record_key("theta", "rope.freq_base", theta)
         default = 10_000.0 if self.facts.sliding_theta == "own" else theta
         if not self._has("rope.freq_base_swa") and default == theta:
+            # the sliding layers have the theta of the full ones, so its key is that of theirs
             return self._record_key("theta", "rope.freq_base", theta)
         sliding = self.number("rope.freq_base_swa", default, above=0)
         return self._record_key("theta", "rope.freq_base_swa", sliding)
@@ -306,6 +320,7 @@ class _GgufLayer:
         scaling, magnitude = self._scaling_of_keys()
         source, facts = self.source, self.facts
         scaling_type = self._type()
+        # if llama.cpp reads rope_freqs as well, the long factors need the type "longrope"
         if (
             facts.has_long_factors
             and LONG in source.tensors
@@ -315,6 +330,7 @@ class _GgufLayer:
         if facts.has_freqs and FREQS in source.tensors and scaling_type != "longrope":
             values = divisors(FREQS, source.floats(FREQS), dim // 2)
             if any(value != 1 for value in values):
+                # a Llama3 has no other scaling under it and no magnitude
                 plain = isinstance(scaling, Default) and magnitude == 1
                 radians = scaling.frequencies(dim, theta).radians
                 divided = tuple(x / y for x, y in zip(radians, values, strict=True))
@@ -357,6 +373,7 @@ class _GgufLayer:
         divided by the factor; a file may give another number.
         """
         default = 1.0 if self._type() == "yarn" else 0.0
+        # a negative number stands for one that is not given, as in llama.cpp
         given = (
             self.number("rope.scaling.yarn_ext_factor", -1.0)
             if self.facts.has_yarn_factors
@@ -401,11 +418,12 @@ class _GgufLayer:
             betas["beta_slow"] = self.number("rope.scaling.yarn_beta_slow", 1.0, above=0)
         mscale_all_dim = self._mscale_all_dim()
         if mscale_all_dim and self.facts.latent and self.name != "deepseek32":
-            # these architectures take mscale to be mscale_all_dim, so the quotient of their two
-            # magnitudes is 1
+            # for these architectures llama.cpp takes mscale to be mscale_all_dim, so the quotient
+            # of the two magnitudes is 1
             yarn_magnitude = 1.0
         else:
             yarn_magnitude = mscale(factor) / mscale(factor, mscale_all_dim)
+        # 0 if the file gives neither length
         original = integer(self._key("rope.scaling.original_context_length"), length, low=1)
         return Yarn(original, factor=factor, **betas), magnitude * yarn_magnitude
 

@@ -103,6 +103,7 @@ def to_gguf_metadata(
     if context_length is not None:
         keys["context_length"] = integer("context_length", context_length, low=1, high=2**32 - 1)
     if facts.latent:
+        # the spec describes only the part of the head that rotates, not the whole head
         del keys["attention.key_length"]
     named = {f"{architecture}.{key}": value for key, value in keys.items()}
     _check_round_trip(spec, InMemory(architecture, named, tensors))
@@ -151,6 +152,7 @@ def _scaling_keys(
 ) -> tuple[dict[str, Any], dict[str, array[float]]]:
     """Return the keys and tensors of the scaling; `name` and `facts` are those of the architecture."""
     scaling, prefix = spec.scaling, "rope.scaling."
+    # at any length, here 1: no magnitude that is written depends on it
     magnitude = float(spec.ladder_frequencies(1).magnitude)
     if isinstance(scaling, LongRope):
         return _longrope_keys(scaling, magnitude, name, facts)
@@ -230,7 +232,8 @@ def _check_round_trip(spec: RopeSpec, written: GgufSource) -> None:
     trained = getattr(spec.scaling, "original_length", 1)
     for length in (trained, trained + 1):  # LongRoPE has other factors beyond the trained length
         given, read_back = exact.ladder_frequencies(length), read.ladder_frequencies(length)
-        # a pair that stands still is written with the divisor 1e30
+        # a pair that does not rotate is written with the divisor 1e30, so it reads back as a
+        # frequency below atol
         same = all_close(given.radians, read_back.radians, rtol=SAME, atol=1e-25)
         if not same or abs(float(given.magnitude) / float(read_back.magnitude) - 1) > SAME:
             raise RopeError(
@@ -262,14 +265,18 @@ def hf_config(source: GgufSource) -> dict[str, Any]:
     # q and k of a file may be stored in the other layout; a config describes the original weights
     layouts = {"layout": family.layout, "layout_out": family.layout_out}
     specs = read_ropes(source)[0]
-    rotated = {kind: spec.with_(**layouts) for kind, spec in specs.items() if spec is not None}
+    rotated = {
+        layer_type: spec.with_(**layouts) for layer_type, spec in specs.items() if spec is not None
+    }
     if not rotated:
         raise RopeError("path", "must have layers that rotate", name)
     if SLIDING in specs:
-        keys = {kind: to_hf(spec, model_type=model_type) for kind, spec in rotated.items()}
-        ropes = {kind: each["rope_parameters"] for kind, each in keys.items()}
+        keys = {
+            layer_type: to_hf(spec, model_type=model_type) for layer_type, spec in rotated.items()
+        }
+        ropes = {layer_type: each["rope_parameters"] for layer_type, each in keys.items()}
         # for a family with a theta for each layer type, to_hf itself returns a rope for each type
-        by_type = {kind: rope.get(kind, rope) for kind, rope in ropes.items()}
+        by_type = {layer_type: rope.get(layer_type, rope) for layer_type, rope in ropes.items()}
         config = next(iter(keys.values())) | {"rope_parameters": by_type}
     else:
         config = _keys_of_one_rope(rotated[FULL], model_type)

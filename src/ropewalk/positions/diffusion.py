@@ -34,7 +34,8 @@ def flux2(
     step: int = 10,
     device: Device = None,
 ) -> Int[Tensor, "4 1 N"]:
-    """Return Flux-2's positions (time, row, column, token).
+    """Return Flux-2's positions (time, row, column, token) of `text` text tokens, an image of
+    height x width tokens and the reference images.
 
     Text token i is at (0, 0, 0, i), the image at (0, row, column, 0), then come the reference
     images, given by their (height, width), at times step, 2 step, ...
@@ -66,8 +67,8 @@ def qwen_image(
         grid(*sizes, start=start, device=device)
         for sizes, start in zip(checked, starts, strict=True)
     ]
-    after = max(max(height, width) // 2 for _, height, width in checked)
-    return torch.cat(cells, dim=-1), after + _text(text, (1, 1, 1), device)
+    text_start = max(max(height, width) // 2 for _, height, width in checked)
+    return torch.cat(cells, dim=-1), text_start + _text(text, (1, 1, 1), device)
 
 
 def _sizes(name: str, sizes: Sequence[int], axes: tuple[str, ...]) -> tuple[int, ...]:

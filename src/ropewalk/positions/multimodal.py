@@ -19,7 +19,7 @@ FLOAT32_REACH = 2**24
 
 @dataclass(frozen=True)
 class Text:
-    """`tokens` tokens, the same position on all three axes."""
+    """Text of `tokens` tokens, each of which has the same position on all three axes."""
 
     tokens: int
 
@@ -58,6 +58,7 @@ class Video:
         integer("height", self.height, low=1, high=MOST)
         integer("width", self.width, low=1, high=MOST)
         object.__setattr__(self, "interval", number("interval", self.interval, low=0))
+        # with an interval of 1 positions are computed in integers alone
         if self.interval != 1 and self.frames * max(1.0, self.interval) >= FLOAT32_REACH:
             rule = (
                 "must stay below 2^24 when multiplied by frames, as float32 holds larger integers "
@@ -75,8 +76,10 @@ ORIGINS = {"start": "space", "zero": "max", "time": "time"}
 
 @dataclass(frozen=True)
 class _Run:
-    """Tokens whose position on axis a is starts[a] + (index // strides[a]) % sizes[a]; time in
-    steps of `interval`.
+    """Tokens whose position on axis a is starts[a] + (index // strides[a]) % sizes[a], where
+    `index` counts the tokens of the run from 0; on the time axis the step, (index // strides[0]) %
+    sizes[0], is also multiplied by `interval` and rounded down. The axes are time, height and
+    width.
 
     With `follows_time`, the step along time is also added on the other axes.
     """
@@ -161,6 +164,7 @@ def multimodal(
     filled: list[_Run] = []
     delta: list[int] = []
     for runs, length in zip(runs_of_rows, lengths, strict=True):
+        # sizes of 1 put every token of the padding at position 0
         filler = [_Run(longest - length, (0, 0, 0), (1, 1, 1), (1, 1, 1))]
         filled += filler + runs if padding == "left" else runs + filler
         last = max((run.last_time if resume == "time" else run.last for run in runs), default=-1)
@@ -228,8 +232,8 @@ def _grid_run(segment: Image | Video, first: int, time_merge: int, merge: int, o
 
 
 def _positions_of_runs(runs: list[_Run], total: int, device: Device) -> Int[Tensor, "3 T"]:
-    """Return the position of every token of `runs` with a fixed number of operations, whatever the
-    number of runs.
+    """Return the position of every token of `runs`, which are `total` tokens in all, with a fixed
+    number of operations, whatever the number of runs.
     """
     # a table with one row per run is copied to the device once; every token then looks up the row
     # of its run
