@@ -115,9 +115,8 @@ def _standard_names(
         if given is not None:
             standard[name] = given
         elif only is not None and name in own:
-            del own[
-                name
-            ]  # the code reads another name, so this value must not pass as the standard
+            # the code reads another name, so this value must not pass as the standard one
+            del own[name]
     return {**own, **standard}
 
 
