@@ -37,8 +37,8 @@ def scalings() -> dict[str, str]:
 
 
 def meaning(key: str, inside: bool = False) -> str | None:
-    """Return what a key of another stack means, by aliases.toml: mostly a key of transformers; None if
-    it is not in the table. `inside` is for a key of a rope object, else of the config itself.
+    """Return what a key of another stack means, by aliases.toml: mostly a key of transformers; None
+    if it is not in the table. `inside` is for a key of a rope object, else of the config itself.
     """
     inner, outer = _meanings()
     known = inner if inside else outer

@@ -77,8 +77,8 @@ class Examination:
         return family_of(self.model_type)
 
     def ropes(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return (place, rope) of every rope, itself and not a copy; its place is the path of its key,
-        such as "rope_parameters.full_attention" for the rope of one layer type.
+        """Return (place, rope) of every rope, itself and not a copy; its place is the path of its
+        key, such as "rope_parameters.full_attention" for the rope of one layer type.
         """
         found = []
         for key in OBJECT_KEYS:
@@ -95,8 +95,8 @@ class Examination:
         return ropes[0][1] if len(ropes) == 1 and "." not in ropes[0][0] else None
 
     def places(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield (place, dict) of all that hold rotary keys: every rope, then with place "" the text part
-        of the config.
+        """Yield (place, dict) of all that hold rotary keys: every rope, then with place "" the text
+        part of the config.
         """
         yield from self.ropes()
         yield "", self.text
@@ -184,8 +184,8 @@ class Examination:
 
 
 def _without_unknown(text: dict[str, Any]) -> None:
-    """Remove unknown keys from the ropes of a config in place, but no objects, which may be the ropes
-    of layer types.
+    """Remove unknown keys from the ropes of a config in place, but no objects, which may be the
+    ropes of layer types.
     """
     known = keys.inner_keys()
     for _, rope in Examination(text).ropes():
@@ -205,8 +205,8 @@ def text_of(root: dict[str, Any]) -> dict[str, Any]:
 
 
 def layers_of(rope: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return {layer type: its rope} of a rope object; {} if it is one rope for all layers. An object
-    under any key but those that a rope itself has counts as the rope of a layer type.
+    """Return {layer type: its rope} of a rope object; {} if it is one rope for all layers. An
+    object under any key but those that a rope itself has counts as the rope of a layer type.
     """
     objects = {key: value for key, value in rope.items() if isinstance(value, dict)}
     inner = keys.inner_keys() if objects else ()
@@ -219,8 +219,8 @@ def type_of(rope: Mapping[str, Any]) -> Any:
 
 
 def read_type(case: Examination, rope: Mapping[str, Any]) -> str | None:
-    """Return the rope_type that this family's code takes an object for; None if it names no type, or by
-    no text.
+    """Return the rope_type that this family's code takes an object for; None if it names no type,
+    or by no text.
     """
     name = type_of(rope)
     renamed = {**keys.ROPE_TYPE_ALIASES, **case.family.renamed}

@@ -93,8 +93,8 @@ def _audited(config: dict[str, Any], engine: str, length: int | None) -> list[An
 
 
 def _rewritten(case: Examination, engine: str, starts: bool = False) -> bool:
-    """Write the config in the first form that has the same specs and that the engine agrees with, or
-    if `starts`, with which it starts; return whether there is one.
+    """Write the config in the first form that has the same specs and that the engine agrees with,
+    or if `starts`, with which it starts; return whether there is one.
     """
     meant = case.specs()
     forms = list(FORMS)

@@ -214,8 +214,8 @@ def _absent(facts: Facts) -> bool:
 
 
 def _pass(case: Examination) -> list[_Found]:
-    """Look for every row in the order of the table, repair what can be repaired, and return what was
-    found; a row is looked for again as long as it is found and repaired.
+    """Look for every row in the order of the table, repair what can be repaired, and return what
+    was found; a row is looked for again as long as it is found and repaired.
     """
     found: list[_Found] = []
     for row in mistakes():
@@ -284,8 +284,8 @@ def _finding(case: Examination, meant: Specs | None, found: _Found) -> Finding:
 
 
 class _Words(dict):
-    """Facts whose values `str.format_map` gets as text: numbers from 10,000 with commas, true, false
-    and null as in JSON, and a text of more than 160 characters cut.
+    """Facts whose values `str.format_map` gets as text: numbers from 10,000 with commas, true,
+    false and null as in JSON, and a text of more than 160 characters cut.
     """
 
     def __getitem__(self, key: str) -> str:
@@ -328,8 +328,8 @@ def _flags(original: dict[str, Any], case: Examination, written: bool) -> dict[s
 
 
 def _gguf_flags(findings: list[Finding], case: Examination) -> dict[str, str]:
-    """Return {"llama.cpp": flags} that correct the first finding about a GGUF file whose new value is
-    known; {} if there is none. A GGUF file is never changed itself.
+    """Return {"llama.cpp": flags} that correct the first finding about a GGUF file whose new value
+    is known; {} if there is none. A GGUF file is never changed itself.
     """
     for row in mistakes():
         if row.gguf and any(finding.id == row.id for finding in findings):
@@ -346,7 +346,9 @@ def _gguf_flags(findings: list[Finding], case: Examination) -> dict[str, str]:
 
 
 def _gguf(config: Any) -> GgufSource | None:
-    """Return the reader of a GGUF file, given as its path or as its metadata; None for other configs."""
+    """Return the reader of a GGUF file, given as its path or as its metadata; None for other
+    configs.
+    """
     is_file = config_file.is_gguf(config)
     if isinstance(config, str | Path | Mapping) and not is_file:
         return None

@@ -130,9 +130,9 @@ def _without_empty(case: Examination) -> None:
 
 
 def _foreign(case: Examination) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return {key of another stack: its value}, and what they mean by the keys of a rope object, with
-    "ntk" for NTK's factor and "magnitude" for a multiple of YaRN's magnitude. A rope_type of "" is
-    for keys that name two.
+    """Return {key of another stack: its value}, and what they mean by the keys of a rope object,
+    with "ntk" for NTK's factor and "magnitude" for a multiple of YaRN's magnitude. A rope_type of
+    "" is for keys that name two.
     """
     found, meant = {}, {}
     read = case.family.renamed.get(THETA, THETA)
@@ -284,8 +284,8 @@ def theta_of_two_names(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _said_by(case: Examination, key: str, value: Any) -> bool:
-    """Return whether a key of another stack says what the model computes anyway, or does not matter to
-    its angles.
+    """Return whether a key of another stack says what the model computes anyway, or does not matter
+    to its angles.
     """
     sense = meaning(key)
     specs = [spec for spec in (case.specs() or {}).values() if spec is not None]
@@ -345,7 +345,9 @@ def pairs_contradict(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def theta_in_attention_part(case: Examination, row: Mistake) -> Facts | None:
-    """Find a theta of DBRX outside `attn_config`, the part of the config in which its code reads it."""
+    """Find a theta of DBRX outside `attn_config`, the part of the config in which its code reads
+    it.
+    """
     part, outside = case.text.get("attn_config"), positive(case.text.get(THETA))
     if case.model_type != "dbrx" or not isinstance(part, dict):
         return None

@@ -120,8 +120,8 @@ def factor_to_alpha(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def magnitude_impossible(case: Examination, row: Mistake) -> Facts | None:
-    """Find an attention_factor of YaRN that is far from its formula 0.1 ln(factor) + 1, or that is the
-    inverse or the square of that, or the logarithm alone.
+    """Find an attention_factor of YaRN that is far from its formula 0.1 ln(factor) + 1, or that is
+    the inverse or the square of that, or the logarithm alone.
     """
     for place, rope in case.ropes():
         value, factor = positive(rope.get("attention_factor")), positive(rope.get("factor"))
@@ -163,8 +163,8 @@ def lists_reciprocal(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def lists_known(case: Examination, row: Mistake) -> Facts | None:
-    """Find a list of LongRoPE that lacks a few numbers or is absent, where the published list is known
-    by the numbers that are left or by the other list of the config.
+    """Find a list of LongRoPE that lacks a few numbers or is absent, where the published list is
+    known by the numbers that are left or by the other list of the config.
     """
     for place, rope in case.ropes():
         if type_of(rope) not in ("longrope", "su"):

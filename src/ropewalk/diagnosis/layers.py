@@ -53,8 +53,8 @@ def window_null(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def no_rope_inverted(case: Examination, row: Mistake) -> Facts | None:
-    """Find a `no_rope_layers` of the wrong form; the right one has a flag for each layer, 1 where it
-    rotates. `names` has the form that the row is about: "inverted" (1 where it does not rotate),
+    """Find a `no_rope_layers` of the wrong form; the right one has a flag for each layer, 1 where
+    it rotates. `names` has the form that the row is about: "inverted" (1 where it does not rotate),
     "short" (flags, but not one for each layer) or "numbers" (of the layers that do not rotate).
     """
     given = case.text.get(NO_ROPE)
@@ -119,8 +119,8 @@ def layers_differ(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _pattern(case: Examination, key: str, every: int, count: int, name: str) -> Facts:
-    """Return the facts about a wrong pattern of layers at `key`, with the one of the published model
-    `name`: the last of `every` layers is the one of full attention, or without rotation.
+    """Return the facts about a wrong pattern of layers at `key`, with the one of the published
+    model `name`: the last of `every` layers is the one of full attention, or without rotation.
     """
     new: Any = every
     if key == NO_ROPE:

@@ -195,8 +195,8 @@ def put_factor(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def factor_too_large(case: Examination, row: Mistake) -> Facts | None:
-    """Find a factor of YaRN that reaches farther than the served length and the length in use; a row
-    with "far" in `names` is for lengths that say another factor, any other row for the rest.
+    """Find a factor of YaRN that reaches farther than the served length and the length in use; a
+    row with "far" in `names` is for lengths that say another factor, any other row for the rest.
     """
     trained, served, factor = case.trained, case.served, case.factor
     if case.rope_type != "yarn" or not trained or not served or not factor:
@@ -375,8 +375,8 @@ def add_yarn(case: Examination, row: Mistake, facts: Facts) -> None:
 
 
 def _readable(case: Examination) -> bool:
-    """Return whether every rope object with keys of a scaling names its type; if not, the config may
-    have a scaling that is not read.
+    """Return whether every rope object with keys of a scaling names its type; if not, the config
+    may have a scaling that is not read.
     """
     free = {*keys.COMMON_KEYS, *keys.AXIS_KEYS, *keys.OTHER_KEYS}
     nameless = (type_of(rope) is None and rope.keys() - free for _, rope in case.ropes())
@@ -424,8 +424,9 @@ def dynamic_length_raised(case: Examination, row: Mistake) -> Facts | None:
 
 
 def serve(case: Examination, before: dict) -> None:
-    """Raise the served length to the length in use, if a repair wrote a YaRN that covers it: engines
-    do not start for more than the config's own length. `before` is the config without repairs.
+    """Raise the served length to the length in use, if a repair wrote a YaRN that covers it:
+    engines do not start for more than the config's own length. `before` is the config without
+    repairs.
     """
     reach, served, length = covered(case), case.served, case.length
     if case.rope_type != "yarn" or not reach or not served or length is None:

@@ -39,8 +39,8 @@ INHERITED = (*OBJECT_KEYS, "rope_theta", TRAINED_LENGTH_KEY, SERVED_LENGTH_KEY)
 
 
 def _without_rotation(case: Examination) -> bool:
-    """Return whether a config cannot be read for one of these reasons: its model does not rotate, no
-    spec describes its rotation, or its ropes are those that its class has by itself.
+    """Return whether a config cannot be read for one of these reasons: its model does not rotate,
+    no spec describes its rotation, or its ropes are those that its class has by itself.
     """
     error, family = case.error(), case.family
     if error is None:

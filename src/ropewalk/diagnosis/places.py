@@ -49,8 +49,8 @@ def _objects(case: Examination) -> tuple[dict[str, Any] | None, dict[str, Any] |
 
 
 def as_v4(text: dict[str, Any]) -> None:
-    """Rewrite the `rope_parameters` of a config in place as transformers 4 reads it: theta and fraction
-    outside, under the family's names of them.
+    """Rewrite the `rope_parameters` of a config in place as transformers 4 reads it: theta and
+    fraction outside, under the family's names of them.
 
     Of ropes by layer type only thetas that have a config key can be written, and one scaling; what
     cannot be written does not read back as the same ropes.
@@ -76,7 +76,9 @@ def as_v4(text: dict[str, Any]) -> None:
 
 
 def as_v5(text: dict[str, Any]) -> None:
-    """Rewrite theta and `rope_scaling` in place as transformers 5 does: one object with all of them."""
+    """Rewrite theta and `rope_scaling` in place as transformers 5 does: one object with all of
+    them.
+    """
     rope = {"rope_type": "default", **(text.pop("rope_scaling", None) or {})}
     if text.get(THETA) is not None:
         rope[THETA] = text.pop(THETA)
@@ -89,8 +91,8 @@ def _is_default(rope: dict[str, Any]) -> bool:
 
 
 def _without(case: Examination, key: str) -> dict[str, Any]:
-    """Return a copy of the config without one of its two rope objects; the theta of that becomes the
-    config's own, unless it has one.
+    """Return a copy of the config without one of its two rope objects; the theta of that becomes
+    the config's own, unless it has one.
     """
 
     def change(text: dict[str, Any]) -> None:
@@ -176,7 +178,9 @@ def object_elsewhere(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def move_object(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Move a rope object to its right key in the config itself; remove what held it if that is empty."""
+    """Move a rope object to its right key in the config itself; remove what held it if that is
+    empty.
+    """
     if facts["inner"] is None:
         del case.text[facts["name"]]
     else:
@@ -661,8 +665,8 @@ def layer_scaling_extra(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def full_not_proportional(case: Examination, row: Mistake) -> Facts | None:
-    """Find full attention that rotates whole heads in a family whose rope_type there is proportional,
-    which rotates a part of each head; `names` has {model type: that part}.
+    """Find full attention that rotates whole heads in a family whose rope_type there is
+    proportional, which rotates a part of each head; `names` has {model type: that part}.
     """
     rope = layers_of(_objects(case)[0] or {}).get("full_attention")
     if case.model_type not in row.names or rope is None:
@@ -738,8 +742,8 @@ def swap_layer_thetas(case: Examination, row: Mistake, facts: Facts) -> None:
 
 
 def _of_latent_head(case: Examination, fraction: float) -> bool:
-    """Return whether a fraction of the head is the width that latent attention rotates. The head may
-    be given as such, or as that width and the rest.
+    """Return whether a fraction of the head is the width that latent attention rotates. The head
+    may be given as such, or as that width and the rest.
     """
     latent, rest = (whole(case.text.get(key)) for key in (keys.LATENT_KEY, "qk_nope_head_dim"))
     heads = (whole(case.text.get(key)) for key in ("head_dim", "qk_head_dim"))

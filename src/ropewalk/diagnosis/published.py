@@ -88,9 +88,9 @@ def rows_of_any_length(case: Examination) -> list[dict[str, Any]]:
 
 
 def rows_of(case: Examination) -> list[dict[str, Any]]:
-    """Return the rows of the published models with the sizes of a config and, as far as any has them,
-    its lengths: those with its served and its trained length; if none has both, those with its
-    served length; else those that serve its trained length; else all.
+    """Return the rows of the published models with the sizes of a config and, as far as any has
+    them, its lengths: those with its served and its trained length; if none has both, those with
+    its served length; else those that serve its trained length; else all.
     """
     found = rows_of_any_length(case)
     # a null window: not a model that was published with a window, if there are others
@@ -133,8 +133,8 @@ def native_length(case: Examination) -> int | None:
 
 
 def _close(one: Any, other: list[float]) -> bool:
-    """Return whether `one` is a list of the numbers of `other` in the same order, of which at most a
-    tenth is missing.
+    """Return whether `one` is a list of the numbers of `other` in the same order, of which at most
+    a tenth is missing.
     """
     if not isinstance(one, list) or not 0.9 * len(other) <= len(one) <= len(other):
         return False
@@ -147,8 +147,8 @@ def _close(one: Any, other: list[float]) -> bool:
 
 
 def published_default(case: Examination) -> bool:
-    """Return whether a config has the theta of published models of its sizes that all were published
-    without a scaling.
+    """Return whether a config has the theta of published models of its sizes that all were
+    published without a scaling.
     """
     theta = _theta(case)
     rows = [row for row in rows_of(case) if theta in row["theta"]]
@@ -159,8 +159,8 @@ def published_default(case: Examination) -> bool:
 
 
 def _at_length(case: Examination, row: dict[str, Any]) -> bool:
-    """Return whether a config serves a length of a published model; also if neither gives a length in
-    its config, and leaves it to the class.
+    """Return whether a config serves a length of a published model; also if neither gives a length
+    in its config, and leaves it to the class.
     """
     return case.served in row["lengths"] or (case.served is None and bool(row.get("brief")))
 
@@ -168,8 +168,9 @@ def _at_length(case: Examination, row: dict[str, Any]) -> bool:
 def known_lists(
     case: Examination, key: str, values: Any, other: str = "", others: Any = None
 ) -> list[float] | None:
-    """Return the published list at a key of LongRoPE that `values` are, but for a few that are missing;
-    or, with the key `other`, the one that was published beside its list `others`. None: not known.
+    """Return the published list at a key of LongRoPE that `values` are, but for a few that are
+    missing; or, with the key `other`, the one that was published beside its list `others`. None:
+    not known.
     """
     for row in rows_of_any_length(case):
         for lists in row.get("lists", ()):
@@ -199,9 +200,9 @@ def published_trained_length(case: Examination) -> int | None:
 
 
 def published_start(case: Examination, factor: float, exact: float) -> int | None:
-    """Return the trained length that YaRN with this factor starts from, where releases of the sizes and
-    the theta of a config differ in it: that of a release that was published with this factor, or
-    that which is `exact`, the served length / factor. None if there is none, or more than one.
+    """Return the trained length that YaRN with this factor starts from, where releases of the sizes
+    and the theta of a config differ in it: that of a release that was published with this factor,
+    or that which is `exact`, the served length / factor. None if there is none, or more than one.
     """
     theta, found = _theta(case) or case.get("rope_theta"), set()
     for row in rows_of_any_length(case):
@@ -220,8 +221,8 @@ def published_theta(case: Examination) -> set[float]:
 
 
 def _theta(case: Examination) -> float | None:
-    """Return the theta of the config's full attention layers, or of its first layer type that rotates;
-    None if the config cannot be read or nothing rotates.
+    """Return the theta of the config's full attention layers, or of its first layer type that
+    rotates; None if the config cannot be read or nothing rotates.
     """
     specs = case.specs() or {}
     spec = specs.get("full_attention") or next(filter(None, specs.values()), None)
@@ -317,8 +318,8 @@ def theta_differs(case: Examination, row: Mistake) -> Facts | None:
 
 def _kind(case: Examination, theta: float, known: set[float], other: bool) -> str | None:
     """Return what a theta that is none of the published ones, `known`, may be: "multiplied" by the
-    factor beside a scaling, "other_release" (of the same sizes), "zero" (one or more too many or too
-    few), "copied" from another model of the family, any other "same_length" (as published) or
+    factor beside a scaling, "other_release" (of the same sizes), "zero" (one or more too many or
+    too few), "copied" from another model of the family, any other "same_length" (as published) or
     "elsewhere" (another length, or raised by NTK). None: that of another release beside a scaling.
     `other` says whether another release has it.
     """
@@ -385,8 +386,8 @@ def scaling_lost(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _full_rope(case: Examination) -> dict[str, Any] | None:
-    """Return the rope of full attention in ropes by layer type, itself and not a copy; {} if there is no
-    rope object, None if there is one without it.
+    """Return the rope of full attention in ropes by layer type, itself and not a copy; {} if there
+    is no rope object, None if there is one without it.
     """
     ropes = case.ropes()
     found = (rope for place, rope in ropes if place == f"rope_parameters.{FULL}")
@@ -402,8 +403,8 @@ def _incomplete(case: Examination) -> bool:
 
 @repair
 def put_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Write the published scaling into `rope_parameters`, or into the rope of full attention in it, if
-    the config has that; else as `rope_scaling`.
+    """Write the published scaling into `rope_parameters`, or into the rope of full attention in it,
+    if the config has that; else as `rope_scaling`.
     """
     v5 = _full_rope(case) if case.family.layer_thetas else case.text.get("rope_parameters")
     if isinstance(v5, dict) and v5:
@@ -459,7 +460,9 @@ def scaling_differs(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def put_published(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Write the whole published scaling or one of its values, or remove a value that it does not have."""
+    """Write the whole published scaling or one of its values, or remove a value that it does not
+    have.
+    """
     new = facts.get("whole", facts["new"])
     if new is None:
         del facts["holder"][facts["name"]]
@@ -542,8 +545,8 @@ def extended_twice(case: Examination, row: Mistake) -> Facts | None:
     own = [each for each in rows if theta in each["theta"]]
     reach = (case.trained or 0) * factor
     if own and theta > LOST_THETA:
-        # a linear scaling does not tell its trained length: it must be that of a model of this shape
-        # with a smaller theta
+        # a linear scaling does not tell its trained length: it must be that of a model of this
+        # shape with a smaller theta
         same = [r for r in models() if all(r[key] == own[0][key] for key in SHAPE)]
         shorter = {(_trained(r) or 0) * factor for r in same if max(r["theta"]) < theta}
         over = served in shorter if case.rope_type == "linear" else 0 < reach <= served * 1.02
@@ -581,8 +584,8 @@ def remove_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def pairs_flag(case: Examination, row: Mistake) -> Facts | None:
-    """Find the flag of the half layout in a published model with the interleaved layout; `names` has
-    the model types.
+    """Find the flag of the half layout in a published model with the interleaved layout; `names`
+    has the model types.
     """
     rows = rows_of(case)
     if (

@@ -74,8 +74,8 @@ LETTERS = {"k": 1, "m": 2}
 
 
 def rotary_keys(case: Examination, place: str) -> set[str]:
-    """Return the keys that have to do with the rotation: those of a rope object at `place`, or with a
-    place of "" those of the config itself.
+    """Return the keys that have to do with the rotation: those of a rope object at `place`, or with
+    a place of "" those of the config itself.
     """
     return keys.inner_keys() if place else {*CONFIG_CHECKS, *OBJECT_KEYS}
 
@@ -204,8 +204,8 @@ def number_as_text(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _number(text: str, key: str) -> float | int | None:
-    """Return the number that a text at `key` means, such as "8,192", "32k", "4x" of a factor or "25%"
-    of a fraction; None if it means none, or 0.
+    """Return the number that a text at `key` means, such as "8,192", "32k", "4x" of a factor or
+    "25%" of a fraction; None if it means none, or 0.
     """
     digits = re.sub(r"[\s_]", "", text.lower())
     # a comma before three digits divides thousands, any other is a decimal point
@@ -257,8 +257,8 @@ def length_as_float(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _has_keys_of(rope: dict[str, Any], kind: str, other: str) -> bool:
-    """Return whether a rope has keys that the scaling `kind` reads and `other` does not, and none that
-    `other` reads and `kind` does not.
+    """Return whether a rope has keys that the scaling `kind` reads and `other` does not, and none
+    that `other` reads and `kind` does not.
     """
     types = keys.rope_types()
     if kind not in types:
@@ -298,8 +298,8 @@ def plain(name: Any) -> str:
 
 
 def nearest(word: str, known: Iterable[str], likeness: float) -> str | None:
-    """Return the known word that a misspelled one stands for; None if none is as like as `likeness`,
-    the ratio of difflib from 0 to 1. 1 allows other capitals and signs alone.
+    """Return the known word that a misspelled one stands for; None if none is as like as
+    `likeness`, the ratio of difflib from 0 to 1. 1 allows other capitals and signs alone.
 
     Words that differ only in capitals and signs are the same, and digits are never misspelled.
     """
@@ -338,8 +338,8 @@ def type_misspelled(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def type_is_ntk(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rope_type that stands for NTK with a fixed factor, which is a larger theta and no scaling
-    of transformers; `names` has such types.
+    """Find a rope_type that stands for NTK with a fixed factor, which is a larger theta and no
+    scaling of transformers; `names` has such types.
     """
     rope = case.flat()
     if rope is None or plain(type_of(rope)) not in row.names:
@@ -483,8 +483,8 @@ def key_misspelled(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def rename(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Give a value its right key, in the order at the place of the wrong one; also write the rope_type
-    that the wrong key names, if the facts have one as `type`.
+    """Give a value its right key, in the order at the place of the wrong one; also write the
+    rope_type that the wrong key names, if the facts have one as `type`.
     """
     holder, old, new = facts["holder"], facts["name"], facts["new"]
     if facts.get("type"):

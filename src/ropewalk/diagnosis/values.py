@@ -214,8 +214,8 @@ def _lists(rope: dict) -> tuple[list, list] | None:
 
 
 def rotated_pairs(case: Examination) -> int | None:
-    """Return the number of pairs of a head that rotate, by the head and its rotated part; None if the
-    width of the head is not known.
+    """Return the number of pairs of a head that rotate, by the head and its rotated part; None if
+    the width of the head is not known.
     """
     width = case.head_dim
     latent = whole(case.text.get(keys.LATENT_KEY))
@@ -262,7 +262,9 @@ def lists_doubled(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _half(values: list) -> list | None:
-    """Return half of a list whose halves are equal, or whose neighbours are equal in twos; else None."""
+    """Return half of a list whose halves are equal, or whose neighbours are equal in twos; else
+    None.
+    """
     count = len(values) // 2
     if values[:count] == values[count:]:
         return values[:count]

@@ -38,9 +38,9 @@ def disagreements(
 
 
 def length_notes(config: Any, max_model_len: int) -> tuple[str, ...]:
-    """Return a line about those of vLLM and SGLang that multiply the served length of a config by the
-    factor of its scaling, if any, and for each that does not a line about what lets it start for
-    `max_model_len` tokens; () if the config serves that many.
+    """Return a line about those of vLLM and SGLang that multiply the served length of a config by
+    the factor of its scaling, if any, and for each that does not a line about what lets it start
+    for `max_model_len` tokens; () if the config serves that many.
     """
     text = config_file.text_part(config_file.load(config))
     specs = {name: spec for name, spec in read_specs(text)[0].items() if spec is not None}

@@ -581,8 +581,8 @@ def _factor_of_length(release: Release, case: ServedLayer) -> Any:
 
 
 def _is_read(release: Release, case: ServedLayer) -> bool:
-    """Return whether the engine multiplies the served length by the factor: only if there is one rope
-    for all layer types, and neither the config nor its class gives a trained length in it.
+    """Return whether the engine multiplies the served length by the factor: only if there is one
+    rope for all layer types, and neither the config nor its class gives a trained length in it.
     """
     own_class = case.model_type in release.length["own_class"]
     # transformers' config class writes the trained length into scalings if the config has none

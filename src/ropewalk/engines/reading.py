@@ -188,8 +188,8 @@ def _computed(spec: RopeSpec, length: int) -> tuple[tuple[float, ...], float]:
 
 
 def _for_width(scaling: Scaling, width: int) -> Scaling:
-    """Return a scaling for `width` rotated dimensions: itself, or none for a LongRoPE that has another
-    number of factors than pairs.
+    """Return a scaling for `width` rotated dimensions: itself, or none for a LongRoPE that has
+    another number of factors than pairs.
     """
     if isinstance(scaling, LongRope) and len(scaling.short_factor) != width // 2:
         return Default()

@@ -179,8 +179,8 @@ def has_factor_below_zero(rope: Config) -> bool:
 
 
 def width_of(config: Config) -> int:
-    """Return how many dimensions of a head rotate by the first fraction that the config or one of its
-    ropes gives; 0 if none does, or if the width of a head is not given.
+    """Return how many dimensions of a head rotate by the first fraction that the config or one of
+    its ropes gives; 0 if none does, or if the width of a head is not given.
     """
     size: Any = config.get("head_dim")
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
@@ -458,8 +458,8 @@ def _is_fraction_of_length(value: Any) -> bool:
     return isinstance(value, float) and value > 0 and not value.is_integer()
 
 
-#: {fault: (the keys that may have it, in a config or its ropes; whether a value has it)}: values that
-#: `from_hf` refuses, each also one of the REASONS of unread.py
+#: {fault: (the keys that may have it, in a config or its ropes; whether a value has it)}: values
+#: that `from_hf` refuses, each also one of the REASONS of unread.py
 FAULTS: dict[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
     "truth value instead of a number": (
         (*NUMBERS, *THETAS, *FRACTIONS),

@@ -247,7 +247,8 @@ class Release:
             if "as" not in row:
                 return f"refused: {row['says']}", []
             taken = TAKEN_AS[row["as"]](config)
-            # `fits`: the value, as the engine takes it, must fit the rest of the config, if it is read
+            # `fits`: the value, as the engine takes it, must fit the rest of the config, if it is
+            # read
             if row.get("fits") and REASONS[reason](taken):
                 taken, other = TAKEN_AS[USUAL[reason]](config), TAKEN_AS[OTHER[reason]](config)
                 if not same(usual(taken), usual(other)):
@@ -316,8 +317,8 @@ class Release:
 
     def cannot_load(self, case: ServedLayer, releases: Releases) -> str | None:
         """Return the model type, or the architecture, of a config that the engine has no code for;
-        None if it has some, or if that was not read. The model type of the whole config comes first;
-        only some engines read that of its text model too.
+        None if it has some, or if that was not read. The model type of the whole config comes
+        first; only some engines read that of its text model too.
         """
         whole = case.config.get(OUTER_TYPE)
         known = self.loads(releases)
@@ -351,8 +352,8 @@ class Release:
         return self.apply_part("", reading, releases)
 
     def apply_part(self, part: str, reading: EngineReading, releases: Releases) -> EngineReading:
-        """Apply the rows of one part, or with "" all rows but those of WHOLE, to what was read so far;
-        return the same reading.
+        """Apply the rows of one part, or with "" all rows but those of WHOLE, to what was read so
+        far; return the same reading.
         """
         ended: set[str] = set()
         for rule in self.rules:

@@ -2,7 +2,8 @@
 reads.
 
 Some of these configs have an arbitrary second value, such as a linear factor of 7, in the place of
-a faulty one: unread.py compares what an engine computes with two values, to see whether it reads them.
+a faulty one: unread.py compares what an engine computes with two values, to see whether it reads
+them.
 """
 
 from __future__ import annotations
@@ -298,8 +299,8 @@ def _fitting_sections(config: Config) -> Config:
 
 
 def _time_has_the_rest(sections: list[int], pairs: int) -> list[int]:
-    """Return sections whose first one has the pairs that interleaved height and width leave: these two
-    have every third pair, from pair 1 and from pair 2 on.
+    """Return sections whose first one has the pairs that interleaved height and width leave: these
+    two have every third pair, from pair 1 and from pair 2 on.
     """
     _, height, width = sections
     height, width = min(height, (pairs + 1) // 3), min(width, pairs // 3)

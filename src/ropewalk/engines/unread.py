@@ -359,9 +359,9 @@ def usual(config: Config) -> Config:
 
 
 def readable(config: Config, keys: Iterable[str] = ()) -> tuple[Config, list[str]]:
-    """Return a config that `from_hf` reads, and the keys in which it differs from this one: keys that
-    `from_hf` refuses, which are left out, or misses, which get a value of GIVEN. `keys` are left out
-    first, and are among those returned.
+    """Return a config that `from_hf` reads, and the keys in which it differs from this one: keys
+    that `from_hf` refuses, which are left out, or misses, which get a value of GIVEN. `keys` are
+    left out first, and are among those returned.
     """
     left_out = [*keys]
     for key in left_out:
@@ -381,8 +381,8 @@ def readable(config: Config, keys: Iterable[str] = ()) -> tuple[Config, list[str
 
 
 def put_back(scaling: Any, rope: Config) -> Any:
-    """Return a scaling in which the rope's own values replace the placeholders of `with_placeholders`;
-    they are not checked, since a scaling refuses them.
+    """Return a scaling in which the rope's own values replace the placeholders of
+    `with_placeholders`; they are not checked, since a scaling refuses them.
     """
     changed = {
         key: rope[key]
