@@ -65,7 +65,9 @@ class Examination:
 
     @property
     def model_type(self) -> str | None:
-        """The model type of the text part; where it has none, as transformers names it."""
+        """The model type of the text part; where it has none, that of the whole config with
+        "_text", as transformers names it. None if there is neither, or it is no text.
+        """
         own = self.text.get("model_type")
         if own is None and self.text is not self.root and self.root.get("model_type") is not None:
             return f"{self.root['model_type']}_text"

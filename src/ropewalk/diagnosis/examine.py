@@ -206,8 +206,8 @@ def _lasting(repaired: list[_Found]) -> list[_Found]:
 
 
 def _absent(facts: Facts) -> bool:
-    """Return whether the key of a mistake is not in the config, where a null would be something
-    else.
+    """Return whether the key of a mistake is not in the config: a reported value of None then means
+    that it is absent, and not that it is null.
     """
     holder = facts.get("holder")
     return isinstance(holder, dict) and facts.get("name") not in holder
@@ -334,6 +334,7 @@ def _gguf_flags(findings: list[Finding], case: Examination) -> dict[str, str]:
     for row in mistakes():
         if row.gguf and any(finding.id == row.id for finding in findings):
             facts = FINDERS[row.find](case, row)
+            # facts without a type are about YaRN
             kind, new = (facts or {}).get("type", "yarn"), (facts or {}).get("new")
             if facts is None or not new:
                 continue

@@ -1,7 +1,8 @@
 """Mistakes of layers: which of them rotate, and which rope each has.
 
-Every finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
-reported, and the repair writes `new` at `holder[name]` unless `fixable` is False.
+A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
+reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
+is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def window_lost(case: Examination, row: Mistake) -> Facts | None:
     """Find a null window in a family that rotates only in layers with one."""
     if case.family.unrotated != "full_attention_or_no_window":
         return None
+    # where the key is absent, the class has a window of its own
     if case.text.get("sliding_window", WINDOW) is not None:
         return None
     facts = {"key": "sliding_window", "value": None, "new": WINDOW, "model": case.model_type}

@@ -3,8 +3,9 @@
 The trained length is the one that a scaling starts from, the served length the config's own, and
 the length in use (`case.length`) the one that the caller of `doctor` gave; all are in tokens.
 
-Every finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
-reported, and the repair writes `new` at `holder[name]` unless `fixable` is False.
+A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
+reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
+is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
 """
 
 from __future__ import annotations
@@ -244,6 +245,7 @@ def alpha_missing(case: Examination, row: Mistake) -> Facts | None:
     """
     if "alpha" not in case.family.reads or case.rope_type != "dynamic":
         return None
+    # the published configs have the factor 1 beside alpha
     if case.get("alpha") is not None or case.factor != 1:
         return None
     alphas = {each["alpha"] for each in rows_of(case) if "alpha" in each}
@@ -307,6 +309,7 @@ def served_beyond_training(case: Examination, row: Mistake) -> Facts | None:
     """Find a length in use beyond the served length of a config without a scaling."""
     if case.length is None or case.served is None or case.length <= case.served:
         return None
+    # `reaches`: a repair has extended the rope already
     if case.rope_type != "default" or case.length <= case.reaches or not _readable(case):
         return None
     trained = published_trained_length(case) or case.served
@@ -359,7 +362,7 @@ def served_length_raised(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def add_yarn(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Add YaRN from the trained length to the length in use."""
+    """Add YaRN from the trained length to the length in use, which becomes the served one too."""
     yarn = {"rope_type": "yarn", "factor": facts["factor"], TRAINED_LENGTH_KEY: facts["trained"]}
     v5, v4 = case.text.get("rope_parameters"), case.text.get("rope_scaling")
     rope: dict[str, Any] = {}  # a config without a rope object gets rope_scaling
@@ -481,7 +484,7 @@ def factor_missing(case: Examination, row: Mistake) -> Facts | None:
     for place, rope in case.ropes():
         if read_type(case, rope) not in row.keys or rope.get("factor") is not None:
             continue
-        if rope.get("alpha") is not None:
+        if rope.get("alpha") is not None:  # it takes the place of the factor
             continue
         kind, served = type_of(rope), case.length or case.served
         trained = case.trained or published_trained_length(case)

@@ -1,8 +1,9 @@
 """Mistakes that are not in the rope itself: a draft model, a GGUF file, an unknown family, keys
 that are not read.
 
-Every finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
-reported, other facts are for the texts of its row in mistakes.toml and for its repair.
+A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
+reported, other facts are for the texts of its `row` in mistakes.toml and for its repair; none is
+made if `fixable` is False.
 """
 
 from __future__ import annotations

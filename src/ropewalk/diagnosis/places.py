@@ -2,8 +2,9 @@
 transformers 4 and 5: `rope_scaling` (v4) beside a theta in the config itself, and `rope_parameters`
 (v5), one object with all keys of the rope or one such object for each layer type.
 
-Every finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
-reported, and the repair writes `new` at `holder[name]` unless `fixable` is False.
+A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
+reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
+is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
 """
 
 from __future__ import annotations
@@ -357,6 +358,7 @@ def flat_in_nested(case: Examination, row: Mistake) -> Facts | None:
     thetas = case.family.layer_thetas
     if v5 is None or v4 is not None or layers_of(v5) or not thetas:
         return None
+    # its keys are layer types, with values that are no ropes: not one rope for all
     if v5.keys() <= set(case.text.get("layer_types") or ()):
         return None
     new = {}

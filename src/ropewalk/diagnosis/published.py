@@ -5,9 +5,10 @@ be meant is a note or a warning, and no error.
 
 The rows of published.json say, for each model, its sizes, `theta` (all that it was published with),
 `lengths` (max_position_embeddings), and where it has them its `scaling` and its `trained` length;
-releases are rows of the same sizes. Every finder looks for one mistake and returns the facts about
-it, or None: `key` and `value` are reported, and the repair writes `new` at `holder[name]` unless
-`fixable` is False.
+releases are rows of the same sizes. A finder looks for one mistake and returns the facts about it,
+or None: `key` and `value` are reported, and most repairs write `new` at `holder[name]`; none is
+made if `fixable` is False. `row` is the row of mistakes.toml that names the finder, with the `keys`
+or `names` that it looks for.
 """
 
 from __future__ import annotations
@@ -233,6 +234,7 @@ def _theta(case: Examination) -> float | None:
 def theta_lost(case: Examination, row: Mistake) -> Facts | None:
     """Find the default theta, 10,000, in a model that was published with another one."""
     known, theta = published_theta(case), _theta(case)
+    # what the class takes for a config without a rope object
     default = case.family.default("rope_theta", "no_rope_object")
     lost = theta in (LOST_THETA, default)
     if not known or not lost or theta is None or theta in known:
@@ -542,7 +544,7 @@ def extended_twice(case: Examination, row: Mistake) -> Facts | None:
     if rope is None or theta is None or (case.length or 0) > served:
         return None
     rows = rows_of_any_length(case)
-    own = [each for each in rows if theta in each["theta"]]
+    own = [each for each in rows if theta in each["theta"]]  # releases with this theta
     reach = (case.trained or 0) * factor
     if own and theta > LOST_THETA:
         # a linear scaling does not tell its trained length: it must be that of a model of this

@@ -1,7 +1,8 @@
 """Mistakes of spelling: texts in place of numbers, wrong names of keys and of scalings.
 
-Every finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
-reported, and the repair writes `new` at `holder[name]` unless `fixable` is False.
+A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
+reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
+is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
 """
 
 from __future__ import annotations
@@ -275,7 +276,7 @@ def _has_keys_of(rope: dict[str, Any], kind: str, other: str) -> bool:
 
 @finder
 def type_contradicts(case: Examination, row: Mistake) -> Facts | None:
-    """Find `type` beside another `rope_type`."""
+    """Find `type` and `rope_type` that name two scalings; the one to remove is the `key`."""
     for place, rope in case.ropes():
         new, old = rope.get("rope_type"), rope.get("type")
         if isinstance(new, str) and isinstance(old, str):
@@ -286,7 +287,7 @@ def type_contradicts(case: Examination, row: Mistake) -> Facts | None:
                 facts = {
                     "key": at(place, key),
                     "value": rope[key],
-                    "other": TYPE_KEYS[key == "rope_type"],
+                    "other": TYPE_KEYS[key == "rope_type"],  # the one of the two that is kept
                 }
                 return {**facts, "kept": rope[facts["other"]], "holder": rope, "name": key}
     return None
@@ -444,6 +445,7 @@ def type_against_keys(case: Examination, row: Mistake) -> Facts | None:
         meant = others.pop()
         if given.keys() & keys.keys_of(keys.rope_types()[kind]).keys():
             continue
+        # fixable if all keys that only the meant scaling has are there, and none that it lacks
         own = {key for key, scaling in row.names.items() if scaling == meant}
         name = "rope_type" if "rope_type" in rope else "type"
         own_keys = keys.keys_of(keys.rope_types()[kind]).keys()
@@ -570,9 +572,10 @@ def outer_key_near(case: Examination, row: Mistake) -> Facts | None:
         absent -= {name for names in ALIASES for name in names}
     for key, value in case.text.items():
         new = row.names.get(key) or meaning(key)
-        if new in absent and value == case.family.default(str(new)):
+        if new in absent and value == case.family.default(str(new)):  # it would change nothing
             continue
         if new not in absent or key in read:
+            # a right name of something else is no misspelled one
             other = key in {*known, *SIZES} or meaning(key) == "rope_type"
             new = None if other else nearest(key, absent, LIKENESS_OUTSIDE)
         kinds = (dict, str, list) if new in OBJECT_KEYS else (int, float, str)
@@ -655,6 +658,7 @@ def default_with_keys(case: Examination, row: Mistake) -> Facts | None:
         given = [key for key in row.names if rope.get(key) is not None]
         if type_of(rope) != "default" or not given:
             continue
+        # a factor of 1, or the trained length alone, scales nothing
         if rope.get("factor") == 1 or given == ["original_max_position_embeddings"]:
             continue
         trained, served = case.trained, max(case.served or 0, case.length or 0)

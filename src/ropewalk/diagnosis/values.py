@@ -1,7 +1,8 @@
 """Mistakes of values: impossible numbers, swapped numbers, and numbers in the wrong key.
 
-Every finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
-reported, and the repair writes `new` at `holder[name]` unless `fixable` is False.
+A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
+reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
+is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
 """
 
 from __future__ import annotations

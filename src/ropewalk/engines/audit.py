@@ -63,6 +63,9 @@ class EngineFinding:
     """What one engine computes for one layer type at one length; `problem` says why there is no
     result.
 
+    radians        the frequency of each pair in radians per token; () if there is a problem
+    rules          what the engine does other than the config describes
+    difference     from the reference; None: none, or there is a problem, or it is the reference
     known          how this is known: "run" (here), "recorded" (this very config was run), "rule"
                    (read in the sources of the release), or "not known"
     version, date  the release of the engine, and when it was run or read

@@ -159,8 +159,8 @@ def _misfit(factors: int, pairs: int) -> str:
 
 @_operation("rotate")
 def _rotate(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """How many dimensions rotate: `width`, or `fraction` of the head; `even`: an odd number of them
-    is refused; `strict`: so are factors of LongRoPE that do not fit them.
+    """Another number of dimensions rotates: `width`, or if that is not given `fraction` of the
+    head; `even`: an odd number is refused; `strict`: so are factors of LongRoPE that do not fit it.
     """
     case, values = reading.case, rule.values
     size = case.spec.head_dim
@@ -386,7 +386,9 @@ def _no_rotation(reading: EngineReading, rule: Rule, release: Release, releases:
 
 @_operation("still pairs")
 def _still(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """Pairs beyond three times their section follow a fourth axis, where every position is 0."""
+    """Pairs beyond three times their section follow a fourth axis, where every position is 0, so
+    they do not rotate.
+    """
     sections = reading.case.sections
     still = frozenset(i for i in range(reading.spec.pairs) if i >= 3 * sections[i % 3])
     reading.unrotated_pairs = still
@@ -539,7 +541,9 @@ def _mlx_scaling(
 
 
 def _mlx_longrope(reading: EngineReading, keys: Mapping[str, Any], rule: Rule) -> None:
-    """LongRoPE in mlx-lm: always the long factors."""
+    """Change the reading to LongRoPE as mlx-lm computes it, always with the long factors; `keys` is
+    the rope object that its model class reads.
+    """
     scaling, pairs = reading.spec.scaling, reading.spec.pairs
     described = reading.case.spec.scaling
     if isinstance(described, LongRope) and len(described.long_factor) != pairs:

@@ -331,6 +331,7 @@ def _ropes_beside(config: Config) -> Config:
         name: {"rope_type": "default", "rope_theta": config.get(key) or 10_000.0, **fraction}
         for name, key in thetas.items()
     }
+    # rules look at the last key to tell that the ropes were not given
     return {**config, "rope_parameters": ropes, "ropes_beside": True}
 
 
