@@ -116,7 +116,7 @@ def doctor(
         findings += engines_here.findings(case, engine)
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     changed = not same(case.root, original) or any(f.id == "not_json" for f in findings)
-    # the form for one engine is written by then, and a wrong config is written in no form
+    # with an engine the config has its form by now; one with errors is rewritten for no engine
     to_paste = _flags(original, case, written=engine is not None or wrong)
     if case.metadata is not None:  # a GGUF file is not written: only flags can correct it
         to_paste = _gguf_flags(findings, case)

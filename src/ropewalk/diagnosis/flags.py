@@ -35,6 +35,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _json(value: Any) -> str:
+    """Return a value as JSON with sorted keys; what JSON has no form for, as text."""
     return json.dumps(value, sort_keys=True, default=str)
 
 
@@ -152,4 +153,5 @@ def patch(old: Mapping[str, Any], new: Mapping[str, Any], text: str | None, name
 
 
 def _lines(config: Mapping[str, Any], indent: int) -> str:
+    """Return a config as the text of a file."""
     return json.dumps(config, indent=indent, default=str) + "\n"

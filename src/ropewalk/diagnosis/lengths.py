@@ -240,8 +240,8 @@ def trained_length_is_served(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def alpha_missing(case: Examination, row: Mistake) -> Facts | None:
-    """Find the dynamic scaling without alpha in a family that was published with it; `keys` has how
-    the names of the families begin whose models all have the same alpha.
+    """Find the dynamic scaling without alpha in a family that was published with it; `keys` has the
+    beginnings of the model types whose models all have the alpha ALPHA.
     """
     if "alpha" not in case.family.reads or case.rope_type != "dynamic":
         return None

@@ -232,7 +232,9 @@ def _theta(case: Examination) -> float | None:
 
 @finder
 def theta_lost(case: Examination, row: Mistake) -> Facts | None:
-    """Find the default theta, 10,000, in a model that was published with another one."""
+    """Find a default theta, 10,000 or that of the model's class, in a model that was published with
+    another one.
+    """
     known, theta = published_theta(case), _theta(case)
     # what the class takes for a config without a rope object
     default = case.family.default("rope_theta", "no_rope_object")
@@ -572,7 +574,7 @@ def extended_twice(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def remove_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Remove the scaling of a config and leave its theta and its rotated fraction."""
+    """Remove the scaling of a config with its trained length; theta stays."""
     rope = facts["rope"]
     if case.text.get("rope_scaling") is rope:
         if case.text.get("rope_theta") is None and rope.get("rope_theta") is not None:

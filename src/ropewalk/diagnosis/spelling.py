@@ -299,8 +299,8 @@ def plain(name: Any) -> str:
 
 
 def nearest(word: str, known: Iterable[str], likeness: float) -> str | None:
-    """Return the known word that a misspelled one stands for; None if none is as like as
-    `likeness`, the ratio of difflib from 0 to 1. 1 allows other capitals and signs alone.
+    """Return the known word that a misspelled one stands for; None if none is near.
+    `likeness` is the least ratio of difflib, from 0 to 1; 1 allows other capitals and signs alone.
 
     Words that differ only in capitals and signs are the same, and digits are never misspelled.
     """

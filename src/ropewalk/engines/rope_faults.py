@@ -334,6 +334,7 @@ def pairs_of(config: Config) -> int:
     """Return how many pairs of a head rotate; 0 if that cannot be read."""
 
     def plain(rope: Config) -> Config:
+        """Return a rope without faults that rotates as many pairs."""
         # a scaled rope reads partial_rotary_factor in families whose unscaled one does not
         is_scaled = name_of(rope) not in (None, "default", "mrope")
         # any scaling will do: only the number of pairs is asked for

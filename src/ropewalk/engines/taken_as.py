@@ -229,6 +229,7 @@ def _complete(config: Config) -> Config:
     pairs = pairs_of(config)
 
     def fill(rope: Config) -> Config:
+        """Return a rope with a possible value for each number that it lacks."""
         needed = (
             *NEEDED.get(str(name_of(rope)), ()),
             *(BANDS if name_of(rope) == "llama3" else ()),
