@@ -41,6 +41,7 @@ class Effect:
         parts = []
         if self.pairs:
             numbers = {"pairs": self.pairs, "of": self.of, "first": self.first_pair}
+            # "from" is no name that Python takes for an argument
             parts.append(words["pairs"].format(**numbers, **{"from": f"{self.from_token:,}"}))
         if abs(self.logits - 1) > SAME:
             parts.append(words["logits"].format(times=f"{self.logits:.4g}"))

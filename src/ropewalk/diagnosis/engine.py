@@ -181,9 +181,11 @@ def _in_words(finding: Any) -> str:
 
 
 def _finding(row: Mistake, facts: dict[str, Any], found: Any, repaired: bool) -> Finding:
-    """Return a finding of `audit` in the words of a row."""
+    """Return a finding in the words of a row; `found` is that of `audit`, None if it raised an
+    error.
+    """
     words = {key: str(value) for key, value in facts.items()}
-    evidence = Evidence("not known", words["value"])  # the value is the name of the engine
+    evidence = Evidence("not known", words["value"])
     if found is not None:
         evidence = Evidence(found.known, facts["value"], found.version)
     fix = row.fix.split("|")[0 if repaired else -1].strip()

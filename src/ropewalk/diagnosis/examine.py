@@ -150,7 +150,7 @@ def _look_carefully(case: Examination) -> list[Finding]:
             break
         if own is None:
             own = _errors_of(case, before)
-        if errors <= own:
+        if errors <= own:  # the repairs did not cause them
             break
         case.withheld.add(repaired[-1].row.id)
         case.root, case.draft, case.duplicates, case.not_json = copy.deepcopy(before)
@@ -301,7 +301,7 @@ class _Words(dict):
 
 
 def _without_ropes(case: Examination) -> dict[str, Any]:
-    """Return the corrected config without a scaling."""
+    """Return a copy of the corrected config without its rope objects."""
 
     def change(text: dict[str, Any]) -> None:
         """Remove the rope objects of the text; a theta inside one moves to the config itself."""

@@ -110,8 +110,9 @@ def model_type_missing(case: Examination, row: Mistake) -> Facts | None:
     classes = case.root.get("architectures")
     if not isinstance(classes, list) or not classes or not isinstance(classes[0], str):
         return None
-    head = re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", classes[0]).lower()
-    known = [name for name in families() if name.replace("_", "") == head]
+    # the class of a family is named after it: Qwen2ForCausalLM
+    stem = re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", classes[0]).lower()
+    known = [name for name in families() if name.replace("_", "") == stem]
     if not known:
         return None
     facts = {"key": "model_type", "value": classes[0], "new": known[0]}

@@ -398,6 +398,7 @@ def theta_by_layer_type(case: Examination, row: Mistake) -> Facts | None:
         return None
     names = {name: thetas[name].key for name in given}
     written = [key for key in names.values() if key is not None]
+    # a theta that one of these keys has already would be lost
     other = any(case.text.get(key) is not None for key in written if key != THETA)
     facts = {"key": THETA, "value": given, "words": ", ".join(written)}
     return {**facts, "names": names, "fixable": None not in names.values() and not other}

@@ -84,6 +84,7 @@ def rows_of_any_length(case: Examination) -> list[dict[str, Any]]:
         and (not inside or row.get("inside"))
         and text.get("num_key_value_heads", row.get("kv_heads")) == row.get("kv_heads")
         and row.get(PARALLEL, True) == text.get(PARALLEL, True)
+        # a width that the config or the row lacks does not tell them apart
         and row.get(WIDTH, text.get(WIDTH)) in (None, text.get(WIDTH, row.get(WIDTH)))
     ]
 
@@ -475,7 +476,7 @@ def put_published(case: Examination, row: Mistake, facts: Facts) -> None:
 
 
 def _changes(case: Examination, key: str, value: Any) -> bool:
-    """Return whether the specs change if `value` is written at `key` of the rope object."""
+    """Return whether the specs change if `value` is written at `key` of the first rope object."""
 
     def change(text: dict[str, Any]) -> None:
         next(text[name] for name in OBJECT_KEYS if isinstance(text.get(name), dict))[key] = value

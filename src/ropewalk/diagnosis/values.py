@@ -144,7 +144,9 @@ def factor_is_one(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def swapped(case: Examination, row: Mistake) -> Facts | None:
-    """Find two keys of which the first must not be below the second."""
+    """Find two numbers in the wrong order: of the two `keys`, the first must not be below the
+    second.
+    """
     larger, smaller = row.keys
     for place, rope in case.ropes():
         high, low = positive(rope.get(larger)), positive(rope.get(smaller))
