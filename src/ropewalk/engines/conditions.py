@@ -169,8 +169,7 @@ def _lacks_a_rope(case: ServedLayer) -> bool:
 
 
 def _named_outside(case: ServedLayer) -> str | None:
-    """Return the name of the scaling that a config has beside its text model; None if it has none.
-    """
+    """Return the name of the scaling that a config has beside its text model; None: it has none."""
     rope = case.config.get("rope_scaling_outside")
     return (rope.get("rope_type") or rope.get("type")) if isinstance(rope, Mapping) else None
 

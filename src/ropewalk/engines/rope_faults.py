@@ -262,8 +262,7 @@ def _are_no_numbers(value: Any) -> bool:
 
 
 def no_objects(config: Config) -> list[str]:
-    """Return those of the two keys of rope objects that have a value other than an object or null.
-    """
+    """Return those of the keys of rope objects that have a value other than an object or null."""
     return [key for key in ROPES if not isinstance(config.get(key), Mapping | None)]
 
 

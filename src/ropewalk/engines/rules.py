@@ -130,8 +130,7 @@ class Rule:
 
     @property
     def is_about_family(self) -> bool:
-        """Whether the row is about certain families, whatever their rope and their other keys are.
-        """
+        """Whether the row is about certain families, whatever their rope and other keys are."""
         others = (self.scaling, self.not_scaling, self.layer_type, self.given, self.lacks)
         written = (self.null, self.is_, self.is_not)
         return (
@@ -142,8 +141,7 @@ class Rule:
         )
 
     def first_null(self, case: ServedLayer) -> str | None:
-        """Return the first key of `null` that the rope writes as null; None if it writes none so.
-        """
+        """Return the first key of `null` that the rope writes as null; None if there is none."""
         rope = case.rope_with_nulls
         return next((key for key in self.null if key in rope and rope[key] is None), None)
 

@@ -95,8 +95,7 @@ class Folder:
         )
 
     def _location(self, name: str) -> tuple[Path, Header, str]:
-        """Return the first arguments of `read_rows` for a tensor: its file, the header, its name.
-        """
+        """Return the first arguments of `read_rows` for a tensor: its file, header and name."""
         if name not in self.files:
             raise RopeError(
                 "name", f"must be one of the {len(self.files)} tensors of {self.path}", name

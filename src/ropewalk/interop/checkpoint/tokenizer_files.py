@@ -45,8 +45,7 @@ class FolderTokenizerFiles:
 
     @classmethod
     def of(cls, path: Path, config: Mapping[str, Any]) -> FolderTokenizerFiles:
-        """Return the tokenizer of the folder `path`, whose config.json has the contents `config`.
-        """
+        """Return the tokenizer of the folder `path`, whose config.json holds `config`."""
         names = tuple(name for name in NAMES if (path / name).is_file())
         keys = ("bos_token_id", "eos_token_id", "pad_token_id")
         return cls(path.absolute(), names, {key: _ids(config.get(key)) for key in keys})
