@@ -18,13 +18,15 @@ OWN = (*keys.THETA_KEYS, *keys.LENGTH_KEYS)
 
 @cached("keys of other stacks", entries=1)
 def _meanings() -> tuple[dict[str, str], dict[str, str]]:
-    """Return {key of another stack: what it means} for the inside of a rope and the outside."""
+    """Return {key of another stack: what it means}, first for keys inside a rope object, then for
+    keys outside it.
+    """
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
 
-    def of(*parts: str) -> dict[str, str]:
+    def senses(*parts: str) -> dict[str, str]:
         return {key: sense for part in parts for sense in table[part] for key in table[part][sense]}
 
-    return of("anywhere", "inside"), of("anywhere", "outside")
+    return senses("anywhere", "inside"), senses("anywhere", "outside")
 
 
 @cached("scalings that keys of other stacks mean", entries=1)
@@ -35,9 +37,13 @@ def scalings() -> dict[str, str]:
 
 
 def meaning(key: str, inside: bool = False) -> str | None:
-    """Return what a key of another stack means, by aliases.toml; None if it is not in the table."""
-    known = _meanings()[not inside]
+    """Return what a key of another stack means, by aliases.toml: mostly a key of transformers; None
+    if it is not in the table. `inside` is for a key of a rope object, else of the config itself.
+    """
+    inner, outer = _meanings()
+    known = inner if inside else outer
     plain = re.sub(r"[.\-]", "_", key.lower())
     if plain in known or key in OWN:
         return known.get(plain)
+    # only GGUF keys, which have dots, begin with the name of an architecture
     return known.get(PREFIXED.sub("", plain, count=1)) if "." in key else None

@@ -1,4 +1,6 @@
-"""The config that is examined: its objects may be changed, the caller's may not."""
+"""The config while `doctor` examines it: a copy that repairs change in place, with what finders ask
+of it, such as its ropes, its lengths and its sizes.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,13 @@ from ropewalk.errors import RopeError
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 from ropewalk.spec import RopeSpec
 
+#: {layer type: its spec, or None if it does not rotate}
 Specs = dict[str, RopeSpec | None]
-#: what a finder tells of a mistake: texts for the words of its row, and values for its repair
+#: what a finder tells of a mistake: values for the texts of its row, and for its repair. `key` and
+#: `value` are those that the finding reports; most repairs write `new` at `holder[name]`, where
+#: `holder` is a dict of the config itself; with `fixable` False no repair is made
 Facts = dict[str, Any]
+#: the config keys of rope objects: that of transformers 5 and that of transformers 4
 OBJECT_KEYS = ("rope_parameters", "rope_scaling")
 
 
@@ -35,7 +41,8 @@ class Examination:
     examine     returns the diagnosis of another config, the draft; None: the draft is not examined
     not_json    why the file is no JSON, where it can be read all the same; "": it is JSON
     reaches     tokens that a repair has covered already, so that no second one extends the rope
-    withheld    rows whose repair is not made, since its result has another error
+    withheld    ids of rows whose repair is not made, since its result has another error
+    _known      what the last reading of `root` gave, after the text of that `root`; None: not read
     """
 
     root: dict[str, Any]
@@ -58,7 +65,9 @@ class Examination:
 
     @property
     def model_type(self) -> str | None:
-        """The model type of the text part; where it has none, as transformers names it."""
+        """The model type of the text part; where it has none, that of the whole config with
+        "_text", as transformers names it. None if there is neither, or it is no text.
+        """
         own = self.text.get("model_type")
         if own is None and self.text is not self.root and self.root.get("model_type") is not None:
             return f"{self.root['model_type']}_text"
@@ -70,7 +79,9 @@ class Examination:
         return family_of(self.model_type)
 
     def ropes(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return every rope object with its place, such as "rope_parameters.full_attention"."""
+        """Return (place, rope) of every rope, itself and not a copy; its place is the path of its
+        key, such as "rope_parameters.full_attention" for the rope of one layer type.
+        """
         found = []
         for key in OBJECT_KEYS:
             rope = self.text.get(key)
@@ -86,7 +97,9 @@ class Examination:
         return ropes[0][1] if len(ropes) == 1 and "." not in ropes[0][0] else None
 
     def places(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the objects that hold rotary keys: every rope, then the config itself."""
+        """Yield (place, dict) of all that hold rotary keys: every rope, then with place "" the text
+        part of the config.
+        """
         yield from self.ropes()
         yield "", self.text
 
@@ -155,10 +168,10 @@ class Examination:
             try:
                 self._known = text, read_specs(self.root, "exact")[0]
             except RopeError as error:
-                # no code reads an unknown key, which a row is about
+                # a row of its own reports unknown keys, which no code reads: try without them
                 readable = self.with_(_without_unknown)
-                rest = None if readable == self.root else specs_of(readable)
-                self._known = text, error if rest is None else rest
+                found = None if readable == self.root else specs_of(readable)
+                self._known = text, error if found is None else found
         return self._known[1]
 
     def state(self) -> str:
@@ -173,7 +186,9 @@ class Examination:
 
 
 def _without_unknown(text: dict[str, Any]) -> None:
-    """Remove the keys of ropes that no reader knows."""
+    """Remove unknown keys from the ropes of a config in place, but no objects, which may be the
+    ropes of layer types.
+    """
     known = keys.inner_keys()
     for _, rope in Examination(text).ropes():
         for key in [key for key in rope if key not in known]:
@@ -183,7 +198,7 @@ def _without_unknown(text: dict[str, Any]) -> None:
 
 def text_of(root: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a config that the text model reads, itself and not a copy."""
-    for _ in range(8):
+    for _ in range(8):  # text parts inside text parts; no model nests them as deep
         part = next((root[k] for k in TEXT_PARTS if isinstance(root.get(k), dict)), None)
         if part is None:
             break
@@ -192,7 +207,9 @@ def text_of(root: dict[str, Any]) -> dict[str, Any]:
 
 
 def layers_of(rope: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the ropes of layer types in an object; {} if it is one rope for all layers."""
+    """Return {layer type: its rope} of a rope object; {} if it is one rope for all layers. An
+    object under any key but those that a rope itself has counts as the rope of a layer type.
+    """
     objects = {key: value for key, value in rope.items() if isinstance(value, dict)}
     inner = keys.inner_keys() if objects else ()
     return {key: value for key, value in objects.items() if key not in inner}
@@ -204,7 +221,9 @@ def type_of(rope: Mapping[str, Any]) -> Any:
 
 
 def read_type(case: Examination, rope: Mapping[str, Any]) -> str | None:
-    """Return the scaling that this family's code reads from an object; None if its name is no text."""
+    """Return the rope_type that this family's code takes an object for; None if it names no type,
+    or by no text.
+    """
     name = type_of(rope)
     renamed = {**keys.ROPE_TYPE_ALIASES, **case.family.renamed}
     return renamed.get(name, name) if isinstance(name, str) else None
@@ -219,17 +238,17 @@ def specs_of(config: Any) -> Specs | None:
 
 
 def number_of(value: Any) -> float | None:
-    """Return a value if it is a number, which true and false are not."""
+    """Return a value if it is a number, which true and false are not; else None."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def positive(value: Any) -> float | None:
-    """Return a value if it is a finite number above 0."""
+    """Return a value if it is a finite number above 0; else None."""
     number = number_of(value)
     return number if number is not None and 0 < number < float("inf") else None
 
 
 def whole(value: Any) -> int | None:
-    """Return a value if it is an integer above 0."""
+    """Return a value if it is an integer above 0, which 8192.0 is not; else None."""
     number = positive(value)
     return int(number) if isinstance(number, int) else None

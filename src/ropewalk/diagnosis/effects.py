@@ -25,7 +25,7 @@ class Effect:
     pairs        how many pairs have another frequency; `of`: how many pairs there are
     first_pair   the first pair with another frequency; None if there is none
     from_token   the first distance at which some pair is off by more than 0.1 rad; None: never
-    logits       the factor on every attention logit
+    logits       every attention logit is the one that was meant, times this
     """
 
     layer_type: str
@@ -41,6 +41,7 @@ class Effect:
         parts = []
         if self.pairs:
             numbers = {"pairs": self.pairs, "of": self.of, "first": self.first_pair}
+            # "from" is no name that Python takes for an argument
             parts.append(words["pairs"].format(**numbers, **{"from": f"{self.from_token:,}"}))
         if abs(self.logits - 1) > SAME:
             parts.append(words["logits"].format(times=f"{self.logits:.4g}"))
@@ -63,13 +64,15 @@ def effects(wrong: Specs | None, meant: Specs | None, length: int | None) -> tup
 
 def _effect(name: str, wrong: RopeSpec, meant: RopeSpec, length: int | None) -> Effect:
     """Return how one rope differs from the one that was meant in sequences of this length."""
-    ours, theirs = _ladder(meant, length), _ladder(wrong, length)
-    count = max(len(ours), len(theirs))
-    ours += [0.0] * (count - len(ours))
-    theirs += [0.0] * (count - len(theirs))
-    gaps = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
-    different = [i for i, gap in enumerate(gaps) if gap > SAME * max(ours[i], theirs[i])]
+    right, found = _ladder(meant, length), _ladder(wrong, length)
+    count = max(len(right), len(found))
+    # a pair that only one of the two ropes rotates has the frequency 0 in the other
+    right += [0.0] * (count - len(right))
+    found += [0.0] * (count - len(found))
+    gaps = [abs(a - b) for a, b in zip(right, found, strict=True)]
+    different = [i for i, gap in enumerate(gaps) if gap > SAME * max(right[i], found[i])]
     largest = max((gaps[i] for i in different), default=0.0)
+    # a logit has the magnitude twice: once by its query and once by its key
     magnitudes = [spec.magnitude(length) ** 2 for spec in (wrong, meant)]
     softmax = wrong.extra_softmax_factor / meant.extra_softmax_factor
     return Effect(

@@ -37,7 +37,8 @@ def findings(case: Examination, engine: str) -> list[Finding]:
     config, computes another rope than transformers, or at which it is not known what it computes.
 
     If the engine agrees with another form of the same config, the config is changed to that form
-    and no further finding is added.
+    and no further finding is added. If it only starts with another form, the config is changed to
+    that one, and the findings about that form follow.
     """
     kinds = ("engine_refuses", "engine_differs", "engine_not_known")
     rows = {row.id: in_language(row, case.language) for row in mistakes() if row.id in kinds}
@@ -73,8 +74,8 @@ def findings(case: Examination, engine: str) -> list[Finding]:
 
 
 def written_for(case: Examination, engine: str) -> dict[str, Any]:
-    """Return the examined config in a form that the engine reads; as it is, if it reads that or
-    none of ours.
+    """Return a copy of the examined config in a form that the engine agrees with or at least
+    starts with; unchanged, if it agrees with it as it is or no form helps.
     """
     other = copy.copy(case)
     other.root = copy.deepcopy(case.root)
@@ -92,8 +93,8 @@ def _audited(config: dict[str, Any], engine: str, length: int | None) -> list[An
 
 
 def _rewritten(case: Examination, engine: str, starts: bool = False) -> bool:
-    """Write the config in the first form that reads the same and that the engine agrees with, or
-    with which it `starts`; return whether there is one.
+    """Write the config in the first form that has the same specs and that the engine agrees with,
+    or if `starts`, with which it starts; return whether there is one.
     """
     meant = case.specs()
     forms = list(FORMS)
@@ -118,7 +119,9 @@ def _rewritten(case: Examination, engine: str, starts: bool = False) -> bool:
 
 
 def _covers(spec: Any, length: int) -> bool:
-    """Return whether the scaling of a spec was made for sequences of this length; True for None."""
+    """Return whether the scaling of a spec extends its trained length at least to this length; True
+    for a layer type without rotation, False for a rope without a scaling.
+    """
     scaling = None if spec is None else spec.scaling.innermost
     trained = getattr(scaling, "original_length", None)
     return spec is None or (trained or 0) * getattr(scaling, "factor", 1.0) >= length
@@ -178,7 +181,9 @@ def _in_words(finding: Any) -> str:
 
 
 def _finding(row: Mistake, facts: dict[str, Any], found: Any, repaired: bool) -> Finding:
-    """Return a finding of `audit` in the words of a row."""
+    """Return a finding in the words of a row; `found` is that of `audit`, None if it raised an
+    error.
+    """
     words = {key: str(value) for key, value in facts.items()}
     evidence = Evidence("not known", words["value"])
     if found is not None:

@@ -110,13 +110,15 @@ def doctor(
     case.language, case.examine = language, partial(doctor, language=language)
     original, original_draft = copy.deepcopy(case.root), copy.deepcopy(case.draft)
     findings = _look_carefully(case)
-    unread = any(f.severity == "error" and not f.repaired for f in findings)
-    if engine is not None and not unread:
+    # an engine is asked only about a config without errors
+    wrong = any(f.severity == "error" and not f.repaired for f in findings)
+    if engine is not None and not wrong:
         findings += engines_here.findings(case, engine)
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     changed = not same(case.root, original) or any(f.id == "not_json" for f in findings)
-    to_paste = _flags(original, case, written=engine is not None or unread)
-    if case.metadata is not None:
+    # with an engine the config has its form by now; one with errors is rewritten for no engine
+    to_paste = _flags(original, case, written=engine is not None or wrong)
+    if case.metadata is not None:  # a GGUF file is not written: only flags can correct it
         to_paste = _gguf_flags(findings, case)
         changed = False
     return Diagnosis(
@@ -134,11 +136,12 @@ def doctor(
 
 
 def _look_carefully(case: Examination) -> list[Finding]:
-    """Return the findings. A repair whose result has an error that the config did not have is not
-    made: what it would have written is not what was meant.
+    """Return the findings, and repair the config in place. A repair whose result has an error that
+    the config did not have is not made: what it would have written is not what was meant.
     """
     before = copy.deepcopy((case.root, case.draft, case.duplicates, case.not_json))
     own = None
+    # each round withholds the last doubtful repair of the one before, and begins anew
     while True:
         found = _look(case)
         repaired = [each for each in found if each.repaired and each.row.repair in DOUBTFUL]
@@ -147,7 +150,7 @@ def _look_carefully(case: Examination) -> list[Finding]:
             break
         if own is None:
             own = _errors_of(case, before)
-        if errors <= own:
+        if errors <= own:  # the repairs did not cause them
             break
         case.withheld.add(repaired[-1].row.id)
         case.root, case.draft, case.duplicates, case.not_json = copy.deepcopy(before)
@@ -163,7 +166,9 @@ def _error_ids() -> set[str]:
 
 
 def _errors_of(case: Examination, before: tuple[Any, ...]) -> set[str]:
-    """Return the errors of a config that are left without a doubtful repair."""
+    """Return the ids of the errors that remain in the config `before` (root, draft, duplicates,
+    not_json) if all repairs but the doubtful ones are made.
+    """
     root, draft, duplicates, not_json = copy.deepcopy(before)
     first = replace(case, root=root, draft=draft, duplicates=duplicates, not_json=not_json)
     first.reaches, first.withheld = 0, {r.id for r in mistakes() if r.repair in DOUBTFUL}
@@ -187,9 +192,10 @@ def _look(case: Examination) -> list[_Found]:
 
 
 def _lasting(repaired: list[_Found]) -> list[_Found]:
-    """Return the repairs without the extensions of a scaling that a later one replaced whole: what
-    they say of its factor is not so in the end.
+    """Return the repairs, without extensions of a scaling that a later repair replaced by another:
+    what they say of its factor does not hold in the end.
     """
+    # the fact "whole" is the scaling that a repair put in place of another
     whole = [index for index, each in enumerate(repaired) if "whole" in each.facts]
     last = max(whole, default=0)
     return [
@@ -200,17 +206,20 @@ def _lasting(repaired: list[_Found]) -> list[_Found]:
 
 
 def _absent(facts: Facts) -> bool:
-    """Return whether the key of a mistake is not in the config, where a null would be something
-    else.
+    """Return whether the key of a mistake is not in the config: a reported value of None then means
+    that it is absent, and not that it is null.
     """
     holder = facts.get("holder")
     return isinstance(holder, dict) and facts.get("name") not in holder
 
 
 def _pass(case: Examination) -> list[_Found]:
-    """Look for every row once, in the order of the table, and repair what can be repaired."""
+    """Look for every row in the order of the table, repair what can be repaired, and return what
+    was found; a row is looked for again as long as it is found and repaired.
+    """
     found: list[_Found] = []
     for row in mistakes():
+        # rows are for GGUF files or for other configs; that of unreadable configs is for both
         if row.gguf != (case.metadata is not None) and row.find != "unreadable":
             continue
         # an error that is not repaired says why the config cannot be read
@@ -224,14 +233,15 @@ def _pass(case: Examination) -> list[_Found]:
             before, state, reaches = copy.deepcopy(case.root), case.state(), case.reaches
             facts.setdefault("absent", _absent(facts))
             if row.repair and facts.get("fixable", True) and row.id not in case.withheld:
+                # a wrong length or factor says nothing about how far to extend the rope
                 wrong = any(each.row.find in BASES and not each.repaired for each in found)
                 if not (wrong and row.repair in EXTENSIONS):
                     REPAIRS[row.repair](case, row, facts)
                     if loses(before, case.root, row, facts):
                         case.root, case.reaches = copy.deepcopy(before), reaches
-            can = case.state() != state
-            found.append(_Found(row, facts, before, can))
-            if not can:
+            changed = case.state() != state
+            found.append(_Found(row, facts, before, changed))
+            if not changed:  # the same row would be found again for ever
                 break
     return found
 
@@ -256,6 +266,7 @@ def _finding(case: Examination, meant: Specs | None, found: _Found) -> Finding:
             compared = "without the rope object"
         else:
             numbers = effects(wrong, meant, length)
+    # the part of `fix` before "|" says what was written, that after it what to decide
     fix = row.fix if repaired or "|" not in row.fix else row.fix.split("|")[1].strip()
     return Finding(
         row.id,
@@ -273,8 +284,8 @@ def _finding(case: Examination, meant: Specs | None, found: _Found) -> Finding:
 
 
 class _Words(dict):
-    """Facts whose values are read as text, for `str.format_map`: numbers from 10,000 with commas,
-    true, false and null as in JSON, and a text of more than 160 characters cut.
+    """Facts whose values `str.format_map` gets as text: numbers from 10,000 with commas, true,
+    false and null as in JSON, and a text of more than 160 characters cut.
     """
 
     def __getitem__(self, key: str) -> str:
@@ -290,7 +301,7 @@ class _Words(dict):
 
 
 def _without_ropes(case: Examination) -> dict[str, Any]:
-    """Return the corrected config without a scaling."""
+    """Return a copy of the corrected config without its rope objects."""
 
     def change(text: dict[str, Any]) -> None:
         """Remove the rope objects of the text; a theta inside one moves to the config itself."""
@@ -303,8 +314,9 @@ def _without_ropes(case: Examination) -> dict[str, Any]:
 
 
 def _flags(original: dict[str, Any], case: Examination, written: bool) -> dict[str, str]:
-    """Return {engine: what to paste}, for each engine in the form of the config that it reads; with
-    `written` all in the form of the examined config.
+    """Return {engine: what to paste to turn the `original` config into the corrected one}, without
+    engines that need nothing. Engines that take config keys get a form that they agree with, or if
+    `written`, the examined config as it is.
     """
     specs = case.specs()
     every = flags(original, case.root, specs, case.length)
@@ -316,10 +328,13 @@ def _flags(original: dict[str, Any], case: Examination, written: bool) -> dict[s
 
 
 def _gguf_flags(findings: list[Finding], case: Examination) -> dict[str, str]:
-    """Return the flags of llama.cpp that correct a GGUF file, which no patch can change."""
+    """Return {"llama.cpp": flags} that correct the first finding about a GGUF file whose new value
+    is known; {} if there is none. A GGUF file is never changed itself.
+    """
     for row in mistakes():
         if row.gguf and any(finding.id == row.id for finding in findings):
             facts = FINDERS[row.find](case, row)
+            # facts without a type are about YaRN
             kind, new = (facts or {}).get("type", "yarn"), (facts or {}).get("new")
             if facts is None or not new:
                 continue
@@ -332,7 +347,9 @@ def _gguf_flags(findings: list[Finding], case: Examination) -> dict[str, str]:
 
 
 def _gguf(config: Any) -> GgufSource | None:
-    """Return the GGUF file that a config is, or its metadata; None for other configs."""
+    """Return the reader of a GGUF file, given as its path or as its metadata; None for other
+    configs.
+    """
     is_file = config_file.is_gguf(config)
     if isinstance(config, str | Path | Mapping) and not is_file:
         return None
@@ -344,7 +361,9 @@ def _gguf(config: Any) -> GgufSource | None:
 
 
 def _case(config: Any, length: int | None, draft: Any) -> tuple[Examination, str | None]:
-    """Return the config to examine, and the text of its file if it is one."""
+    """Return the config to examine, and the text of its file; None for a config without a file, and
+    for a GGUF file.
+    """
     other = None if draft is None else copy.deepcopy(dict(config_file.load(draft)))
     file = _gguf(config)
     if file is not None:

@@ -13,6 +13,7 @@ from ropewalk.diagnosis.case import Specs
 from ropewalk.frequencies import Default, Linear, Yarn
 from ropewalk.frequencies.formulas import mscale
 
+#: the config keys of a rope object, the one of transformers 5 first
 ROPE_OBJECTS = ("rope_parameters", "rope_scaling")
 #: engines that are given keys of a config
 TAKE_KEYS = ("vllm", "sglang", "mlx-lm")
@@ -34,6 +35,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _json(value: Any) -> str:
+    """Return a value as JSON with sorted keys; what JSON has no form for, as text."""
     return json.dumps(value, sort_keys=True, default=str)
 
 
@@ -68,14 +70,15 @@ def flags(
 def _with_whole_rope(
     changed: Mapping[str, Any], new: Mapping[str, Any], specs: Specs | None
 ) -> dict[str, Any]:
-    """Return changed keys with theta and the rotated fraction inside the rope object.
+    """Return the changed keys, and if one of them is about the rope, the whole rope object of `new`
+    with theta and the rotated fraction inside. `specs` are those of `new`.
 
     vLLM sets each key on the config that transformers has read already: a new rope object replaces
     the one with theta, and theta beside it is not read any more.
     """
     result = dict(changed)
     for key, value in changed.items():
-        if key.endswith("_config") and isinstance(value, Mapping):
+        if key.endswith("_config") and isinstance(value, Mapping):  # the text part of a model
             result[key] = _with_whole_rope(value, value, specs)
     rotated = [spec for spec in (specs or {}).values() if spec is not None]
     if not (changed.keys() & {*ROPE_OBJECTS, *THETA_KEYS, *FRACTION_KEYS}) or not rotated:
@@ -88,6 +91,7 @@ def _with_whole_rope(
         rope.setdefault("rope_type", "default")
     if len({spec.theta for spec in rotated}) == 1:
         rope.setdefault(THETA_KEYS[0], rotated[0].theta)
+    # one fraction for all ropes, of a rotated part at the start of the head
     dims = {(spec.rotary_dim, spec.head_dim, spec.rotary_start) for spec in rotated}
     rotary_dim, head_dim, start = dims.pop()
     if not dims and rotary_dim is not None and start == 0:
@@ -98,9 +102,9 @@ def _with_whole_rope(
 def llama_cpp(specs: Specs | None, length: int | None) -> str:
     """Return the flags of llama.cpp for a rope that flags can say; otherwise what to do instead."""
     rotated = [spec for spec in (specs or {}).values() if spec is not None]
-    again = "convert the corrected folder again: no flag of llama.cpp says this rope"
+    instead = "convert the corrected folder again: no flag of llama.cpp says this rope"
     if not rotated or any(spec != rotated[0] for spec in rotated):
-        return again
+        return instead
     spec, scaling = rotated[0], rotated[0].scaling
     parts = [f"--rope-freq-base {spec.theta:.17g}"]
     if isinstance(scaling, Yarn) and scaling.truncate:
@@ -115,7 +119,7 @@ def llama_cpp(specs: Specs | None, length: int | None) -> str:
                 f"--yarn-beta-fast {scaling.beta_fast:g}",
                 f"--yarn-beta-slow {scaling.beta_slow:g}",
             ]
-        usual = float(mscale(scaling.factor))  # llama.cpp multiplies by it
+        usual = float(mscale(scaling.factor))  # llama.cpp multiplies the flag by it
         if abs(spec.magnitude() / usual - 1) > 1e-6:
             parts.append(f"--yarn-attn-factor {spec.magnitude() / usual:.9g}")
     elif isinstance(scaling, Linear):
@@ -123,19 +127,20 @@ def llama_cpp(specs: Specs | None, length: int | None) -> str:
     elif isinstance(scaling, Default):
         parts = ["--rope-scaling none", *parts]
     else:
-        return again
+        return instead
     return " ".join([*parts, *([] if length is None else [f"--ctx-size {length}"])])
 
 
 def patch(old: Mapping[str, Any], new: Mapping[str, Any], text: str | None, name: str) -> str:
     """Return the unified diff from one config to another; "" if they are equal.
 
-    text  what the file has; None: the config as JSON with an indent of 2
+    text  the file of the config `old`; None: that config as JSON with an indent of 2
     """
     if same(old, new):
         return ""
     before, after = _lines(old, 2), _lines(new, 2)
     if text is not None:
+        # the corrected config has the indent and the last line end of the file
         if text.rstrip() == _lines(old, 4).rstrip():
             after = _lines(new, 4)
         before, after = text, after if text.endswith("\n") else after.rstrip()
@@ -148,4 +153,5 @@ def patch(old: Mapping[str, Any], new: Mapping[str, Any], text: str | None, name
 
 
 def _lines(config: Mapping[str, Any], indent: int) -> str:
+    """Return a config as the text of a file."""
     return json.dumps(config, indent=indent, default=str) + "\n"

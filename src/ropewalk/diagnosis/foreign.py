@@ -1,5 +1,9 @@
 """Keys of other stacks in a config.json: those of llama.cpp, text-generation-webui, ChatGLM, Meta
 and Mistral, arguments of engines, and keys that nothing reads; and files that are not quite JSON.
+
+A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
+reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
+is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from ropewalk.frequencies.formulas import ntk_theta
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
 THETA = "rope_theta"
-#: what keys mean that other rows translate
+#: meanings that `_foreign` leaves out: keys without one, and keys that other rows are about
 ELSEWHERE = (None, "partial_rotary_factor", "rotary_dim", "max_position_embeddings", "rope_scaling")
 #: the theta that ChatGLM multiplies by rope_ratio
 CHATGLM_THETA = 10_000.0
@@ -55,8 +59,10 @@ TRIVIAL: tuple[Any, ...] = (None, False, 0, 1, "", "default", "none", "rope")
 
 def as_json(text: str, error: RopeError) -> str:
     """Return the text of a config as JSON: without comments and without commas after the last key,
-    with the words of JSON for those of Python. Raise `error` if that is no JSON either.
+    with the words of JSON for those of Python, and if need be, double quotes for single ones. Raise
+    `error` if that is no JSON either.
     """
+    # odd parts are strings, which stay as they are; even parts are what is between them
     # a string or comment without its end is taken to the end, so that no part is searched twice
     parts = re.split(r'("(?:[^"\\\n]|\\.)*+"?)', text)
     for index in range(0, len(parts), 2):
@@ -66,6 +72,7 @@ def as_json(text: str, error: RopeError) -> str:
         for python, word in (("True", "true"), ("False", "false"), ("None", "null")):
             part = re.sub(rf"\b{python}\b", word, part)
         parts[index] = part
+    # a mark between parts, so that a comma inside a string is not taken for a last one
     joined = "\0".join(parts)
     joined = re.sub(r",([\s\0]*[}\]])", r"\1", joined).replace("\0", "")
     for each in (joined, joined.replace("'", '"')):
@@ -124,8 +131,9 @@ def _without_empty(case: Examination) -> None:
 
 
 def _foreign(case: Examination) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return {key of another stack: its value}, and the rope that they mean by the keys of a rope
-    object.
+    """Return {key of another stack: its value}, and what they mean by the keys of a rope object,
+    with "ntk" for NTK's factor and "magnitude" for a multiple of YaRN's magnitude. A rope_type of
+    "" is for keys that name two.
     """
     found, meant = {}, {}
     read = case.family.renamed.get(THETA, THETA)
@@ -134,7 +142,7 @@ def _foreign(case: Examination) -> tuple[dict[str, Any], dict[str, Any]]:
         if sense in ELSEWHERE or (key in CONFIG_CHECKS and sense != THETA):
             continue
         number = positive(value)
-        if isinstance(value, str):
+        if isinstance(value, str):  # a number as text
             try:
                 number = positive(float(value))
             except ValueError:
@@ -183,6 +191,7 @@ def key_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
     if not found:
         return None
     kind, theta = meant.get("rope_type"), meant.pop(THETA, None)
+    # `alpha` raises theta by NTK, `times` multiplies the magnitude of YaRN
     alpha, width, times = meant.pop("ntk", 1.0), case.head_dim, meant.pop("magnitude", 1.0)
     if times != 1 and "factor" in meant:
         meant["attention_factor"] = times * magnitude(meant["factor"])
@@ -195,14 +204,15 @@ def key_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
     scaled, rope = case.rope_type != "default", case.flat()
     scaling = {} if meant.get("factor", 1) == 1 else {"rope_type": "linear", **meant}
     beside = scaled and rope is not None and all(rope.get(k) in (None, meant[k]) for k in meant)
-    if beside:  # the rest of a scaling that the config has
+    if beside:  # the scaling that the config has lacks these keys alone
         scaling = {name: value for name, value in meant.items() if name != "rope_type"}
     rows = rows_of(case)
     published = rows[0].get("scaling") if len(rows) == 1 else None
     if scaling and published and published["rope_type"] == scaling.get("rope_type"):
         scaling = dict(published)  # with the keys that the other stack has no name for
     same_theta = new_theta in (None, own, None if own else case.family.default(THETA))
-    # another theta in the key that is read, or another scaling: one of the two was meant
+    # not fixable: another theta or another scaling in the keys that are read, of which one was
+    # meant. rope_ratio multiplies the theta beside it, so the two do not contradict
     ratio = own == CHATGLM_THETA and any(meaning(key) == "ratio" for key in found)
     clash = bool(own and not same_theta and alpha <= 1 and not ratio)
     clash |= bool(scaling and scaled and not beside) or bool(
@@ -250,6 +260,7 @@ def translate(case: Examination, row: Mistake, facts: Facts) -> None:
                 del case.text["rope_parameters"][THETA]
         else:
             case.text["rope_scaling"] = dict(facts["scaling"])
+    # later rows must not extend the rope again up to the length that this one covers
     kind = facts["scaling"].get("rope_type", "ntk" if facts["theta"] else "")
     if kind in ("linear", "ntk") and case.served:
         case.reaches = round(case.served * facts["factor"])
@@ -274,7 +285,9 @@ def theta_of_two_names(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _said_by(case: Examination, key: str, value: Any) -> bool:
-    """Return whether a key of another stack says what the model computes anyway."""
+    """Return whether a key of another stack says what the model computes anyway, or does not matter
+    to its angles.
+    """
     sense = meaning(key)
     specs = [spec for spec in (case.specs() or {}).values() if spec is not None]
     if sense == "rotary_dim":
@@ -289,7 +302,7 @@ def _said_by(case: Examination, key: str, value: Any) -> bool:
 @finder
 def rope_key_unread(case: Examination, row: Mistake) -> Facts | None:
     """Find a key that is named like one of a rope and that this family's code does not read; `names`
-    has {model type: a key that only the code of its checkpoints reads}.
+    has {model type: a key that the code in its checkpoints reads}, which is not meant.
     """
     family = case.family
     if not family.known or case.metadata is not None or "_class_name" in case.text:
@@ -304,8 +317,8 @@ def rope_key_unread(case: Examination, row: Mistake) -> Facts | None:
             continue
         if meaning(key) not in ELSEWHERE:  # another row is about it
             continue
-        plain = key.lower()
-        if meaning(key) is None and (not ROPE_WORDS.search(plain) or HARMLESS.search(plain)):
+        lower = key.lower()
+        if meaning(key) is None and (not ROPE_WORDS.search(lower) or HARMLESS.search(lower)):
             continue
         if isinstance(value, list | dict | str) and not value:
             continue
@@ -333,7 +346,9 @@ def pairs_contradict(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def theta_in_attention_part(case: Examination, row: Mistake) -> Facts | None:
-    """Find a theta beside the part of the config in which DBRX's code reads it."""
+    """Find a theta of DBRX outside `attn_config`, the part of the config in which its code reads
+    it.
+    """
     part, outside = case.text.get("attn_config"), positive(case.text.get(THETA))
     if case.model_type != "dbrx" or not isinstance(part, dict):
         return None

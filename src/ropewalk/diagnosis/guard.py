@@ -34,11 +34,12 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def loses(before: Mapping[str, Any], after: Mapping[str, Any], row: Mistake, facts: Facts) -> bool:
-    """Return whether a repair dropped a number that its finding does not name.
+    """Return whether a number of the config `before` a repair is not in that `after` it, although
+    its finding does not name it.
 
-    A number is named by its key, by its value among the facts that the words of the row have, as
-    one that `follows` from the repaired one, or, if the row is about a whole scaling, by being one
-    of its keys.
+    A number is named if its key is in the texts of the row or in the facts `key`, `name`, `gone`
+    (removed) or `follows` (changed with the rest), or if its value is a fact that these texts have;
+    and, where a repair removes a whole scaling, if its key is one of a scaling.
     """
     kept = {value for _, value in _numbers(after)}
     lost = [(key, value) for key, value in _numbers(before) if value not in kept]

@@ -1,5 +1,9 @@
 """Mistakes of numbers that cannot be what their key means: a length as factor, a magnitude far from
 its formula, reciprocals, a fraction as a number of dimensions.
+
+A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
+reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
+is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from ropewalk.diagnosis.published import (
 from ropewalk.diagnosis.spelling import at
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
-#: no scaling extends a model so far, and no model has been trained with so few tokens
+#: no factor is as large as this, and no model was trained with fewer tokens
 LEAST_LENGTH = 1024
 #: a magnitude below this divides every logit by more than four
 LEAST_MAGNITUDE = 0.5
@@ -32,6 +36,7 @@ def factor_and_length_swapped(case: Examination, row: Mistake) -> Facts | None:
         factor, trained = positive(rope.get("factor")), whole(rope.get(TRAINED_LENGTH_KEY))
         if factor is None or trained is None or not float(factor).is_integer():
             continue
+        # `factor` is the length here, `trained` the factor
         fits = factor * trained == case.served or factor == published_trained_length(case)
         if factor >= LEAST_LENGTH > 128 > trained and fits:
             return {"key": at(place, "factor"), "value": factor, "other": trained, "holder": rope}
@@ -63,13 +68,14 @@ def served_in_thousands(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def factor_is_length(case: Examination, row: Mistake) -> Facts | None:
-    """Find a length in place of the factor."""
+    """Find a length in place of the factor, in tokens or in units of 1024 tokens."""
     for place, rope in case.ropes():
         value = positive(rope.get("factor"))
         trained = case.trained or published_trained_length(case)
         if value is None or "alpha" in case.family.reads:
             continue
         thousands = value * 1024 == case.served and value >= 32 and type_of(rope) == "yarn"
+        # the factor of a published model is right, and a small one must be the length in thousands
         known = any(each.get("scaling", {}).get("factor") == value for each in rows_of(case))
         if value < LEAST_LENGTH and (known or not thousands):
             continue
@@ -77,7 +83,7 @@ def factor_is_length(case: Examination, row: Mistake) -> Facts | None:
         ratio = tokens / trained if trained else 0.0
         if value < LEAST_LENGTH and not (ratio > 1 and ratio != value):
             continue
-        if trained and case.served == trained * value:
+        if trained and case.served == trained * value:  # the lengths agree with it as a factor
             continue
         fits = ratio > 1 and float(ratio).is_integer()
         return {
@@ -115,7 +121,9 @@ def factor_to_alpha(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def magnitude_impossible(case: Examination, row: Mistake) -> Facts | None:
-    """Find an attention_factor that is far from the formula of YaRN, or its inverse or its square."""
+    """Find an attention_factor of YaRN that is far from its formula 0.1 ln(factor) + 1, or that is
+    the inverse or the square of that, or the logarithm alone.
+    """
     for place, rope in case.ropes():
         value, factor = positive(rope.get("attention_factor")), positive(rope.get("factor"))
         if value is None or factor is None or factor <= 1 or type_of(rope) != "yarn":
@@ -128,7 +136,7 @@ def magnitude_impossible(case: Examination, row: Mistake) -> Facts | None:
                 "key": at(place, "attention_factor"),
                 "value": value,
                 "usual": usual,
-                "times": (value / usual) ** 2,
+                "times": (value / usual) ** 2,  # on logits: by the query and by the key
                 "holder": rope,
                 "name": "attention_factor",
             }
@@ -156,8 +164,8 @@ def lists_reciprocal(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def lists_known(case: Examination, row: Mistake) -> Facts | None:
-    """Find a list of LongRoPE that lacks numbers, or is absent, in a model whose lists are known by
-    the other one.
+    """Find a list of LongRoPE that lacks a few numbers or is absent, where the published list is
+    known by the numbers that are left or by the other list of the config.
     """
     for place, rope in case.ropes():
         if type_of(rope) not in ("longrope", "su"):
@@ -198,7 +206,7 @@ def width_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
     reads = family.reads_partial or "partial_rotary_factor" in family.renamed
     if not family.known or not reads or not head or "rotary_dim" in family.reads:
         return None
-    if case.model_type in row.keys:  # the class writes such a key itself, and does not read it
+    if case.model_type in row.keys:  # its class in transformers writes such a key, and reads none
         return None
     if case.get(name) is not None or case.get("partial_rotary_factor") is not None:
         return None

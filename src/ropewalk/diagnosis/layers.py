@@ -1,4 +1,9 @@
-"""Mistakes of layers: which of them rotate, and which rope each has."""
+"""Mistakes of layers: which of them rotate, and which rope each has.
+
+A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
+reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
+is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +16,14 @@ from ropewalk.diagnosis.mistakes import Mistake, finder
 from ropewalk.diagnosis.published import rows_of
 
 NO_ROPE, NO_ROPE_EVERY = "no_rope_layers", "no_rope_layer_interval"
-#: the keys of how many layers there are for one of full attention
+#: keys of a number n: the last of every n layers has full attention, the others have a window
 EVERY = ("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers")
 #: the window of every published model of the families that rotate only in layers with one
 WINDOW = 4096
 
 
 def _every(count: int, interval: int) -> list[int]:
-    """Return 1 for each layer, and 0 for each last one of `interval` layers."""
+    """Return a flag for each of `count` layers: 0 for the last of every `interval` layers, else 1."""
     return [int((layer + 1) % interval != 0) for layer in range(count)]
 
 
@@ -27,6 +32,7 @@ def window_lost(case: Examination, row: Mistake) -> Facts | None:
     """Find a null window in a family that rotates only in layers with one."""
     if case.family.unrotated != "full_attention_or_no_window":
         return None
+    # where the key is absent, the class has a window of its own
     if case.text.get("sliding_window", WINDOW) is not None:
         return None
     facts = {"key": "sliding_window", "value": None, "new": WINDOW, "model": case.model_type}
@@ -49,8 +55,9 @@ def window_null(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def no_rope_inverted(case: Examination, row: Mistake) -> Facts | None:
-    """Find `no_rope_layers` with 1 for layers that do not rotate, or with their numbers; `names`
-    has the form that the row is about.
+    """Find a `no_rope_layers` of the wrong form; the right one has a flag for each layer, 1 where
+    it rotates. `names` has the form that the row is about: "inverted" (1 where it does not rotate),
+    "short" (flags, but not one for each layer) or "numbers" (of the layers that do not rotate).
     """
     given = case.text.get(NO_ROPE)
     count = next((n for k in keys.LAYER_COUNT_KEYS if (n := whole(case.text.get(k)))), None)
@@ -60,18 +67,20 @@ def no_rope_inverted(case: Examination, row: Mistake) -> Facts | None:
     interval = whole(case.text.get(NO_ROPE_EVERY)) or INTERVAL
     usual = _every(count, interval)
     flags = all(each in (0, 1) for each in given)
-    whole_list = len(given) == count
+    full_length = len(given) == count
     facts = {"key": NO_ROPE, "value": given, "holder": case.text, "name": NO_ROPE, "of": count}
     facts |= {"rotate": sum(map(bool, given)) if flags else 0, "interval": interval}
-    if "inverted" in row.names and flags and whole_list and [1 - each for each in given] == usual:
+    if "inverted" in row.names and flags and full_length and [1 - each for each in given] == usual:
         return {**facts, "new": usual}
-    if "short" in row.names and flags and not whole_list and len(given) > INTERVAL:
+    # a few 0s and 1s may be numbers of layers, so only a longer list is one of flags
+    if "short" in row.names and flags and not full_length and len(given) > INTERVAL:
         shared = min(len(given), count)
         fits = given[:shared] == usual[:shared]
         return {**facts, "count": len(given), "new": usual, "fixable": fits}
-    if "numbers" in row.names and not (flags and (whole_list or len(given) > INTERVAL)):
+    if "numbers" in row.names and not (flags and (full_length or len(given) > INTERVAL)):
         skipped = {each for each in given if isinstance(each, int) and 0 <= each <= count}
         unrotated = {layer for layer, rotates in enumerate(usual) if not rotates}
+        # layers counted from 0, or from 1
         fits = skipped in (unrotated, {layer + 1 for layer in unrotated})
         return {**facts, "new": usual, "fixable": fits}
     return None
@@ -112,7 +121,9 @@ def layers_differ(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _pattern(case: Examination, key: str, every: int, count: int, name: str) -> Facts:
-    """Return the facts about a wrong pattern of layers, with the published one."""
+    """Return the facts about a wrong pattern of layers at `key`, with the one of the published
+    model `name`: the last of `every` layers is the one of full attention, or without rotation.
+    """
     new: Any = every
     if key == NO_ROPE:
         new = _every(count, every)

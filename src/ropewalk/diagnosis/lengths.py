@@ -1,9 +1,18 @@
-"""Mistakes of lengths: what a scaling covers, and what the model is served with."""
+"""Mistakes of lengths: what a scaling covers, and what the model is served with.
+
+The trained length is the one that a scaling starts from, the served length the config's own, and
+the length in use (`case.length`) the one that the caller of `doctor` gave; all are in tokens.
+
+A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
+reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
+is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 from ropewalk.config import keys
 from ropewalk.diagnosis.case import Examination, Facts, positive, read_type, type_of, whole
@@ -28,7 +37,9 @@ ALPHA = 1000.0
 
 
 def covered(case: Examination) -> float | None:
-    """Return up to which length the config's rope was made; None if it does not say."""
+    """Return the longest length, in tokens, that the config's rope was made for; None if the config
+    does not say it.
+    """
     kind, factor, trained = case.rope_type, case.factor, case.trained
     if kind == "yarn" and factor and (length := trained or case.served):
         return length * factor  # the served length is taken for a trained one that is missing
@@ -41,7 +52,7 @@ def covered(case: Examination) -> float | None:
 
 
 def length_key(case: Examination) -> str:
-    """Return the key of the config's served length."""
+    """Return the key of the config's served length; the usual key if it has none."""
     return next((k for k in keys.LENGTH_KEYS if case.text.get(k) is not None), SERVED_LENGTH_KEY)
 
 
@@ -55,13 +66,14 @@ def trained_length_missing(case: Examination, row: Mistake) -> Facts | None:
     for place, rope in case.ropes():
         if type_of(rope) in row.keys:
             new, factor = published_trained_length(case), positive(rope.get("factor"))
-            longrope = type_of(rope) in ("longrope", "su")  # its factor says nothing else
+            # the factor of LongRoPE is served / trained length, and is for nothing else
+            longrope = type_of(rope) in ("longrope", "su")
             exact = case.served / factor if factor and case.served else 0.0
             if new is None and longrope and 0 < exact < (case.served or 0):
                 new = int(exact) if exact.is_integer() else None
             elif new is None and type_of(rope) == "yarn" and factor:
                 new = published_start(case, factor, exact)
-            # where it is the served length, it is read all the same, unless that is raised
+            # the served length is taken for one that is missing: nothing to write if they are equal
             same = new is not None and new == case.served and (case.length or 0) <= new
             return {
                 "key": at(place, TRAINED_LENGTH_KEY),
@@ -87,7 +99,8 @@ def lengths_swapped(case: Examination, row: Mistake) -> Facts | None:
     # engines multiply the served length by YaRN's factor themselves, so equal lengths may be meant
     if trained == served and case.rope_type != "llama3":
         return None
-    if trained == served and native_length(case) is not None:  # the served length was lowered
+    # the served length was lowered, which another row is about
+    if trained == served and native_length(case) is not None:
         return None
     is_swap = (
         factor is not None
@@ -128,7 +141,7 @@ def multiplied_twice(case: Examination, row: Mistake) -> Facts | None:
         "factor": factor,
         "holder": case.text,
         "name": length_key(case),
-        # the factor may be its own square as well
+        # the other possibility is that the factor is wrong, and should be its square
         "fixable": any(round(trained * factor) in each["lengths"] for each in rows_of(case)),
     }
 
@@ -151,7 +164,7 @@ def factor_too_small(case: Examination, row: Mistake) -> Facts | None:
         return None
     ratio = served / trained
     rope = case.flat()
-    # a factor of 1, or with a zero too few, is no other factor; any other may be right, and a
+    # a factor of 1, or one with a zero too few, is surely wrong; any other may be right, and a
     # length wrong
     tens = any(math.isclose(ratio, factor * 10**power) for power in (1, 2))
     known = any("scaling" in each for each in rows_of(case))
@@ -183,7 +196,9 @@ def put_factor(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def factor_too_large(case: Examination, row: Mistake) -> Facts | None:
-    """Find a factor of YaRN that reaches farther than the served length and the length in use."""
+    """Find a factor of YaRN that reaches farther than the served length and the length in use; a
+    row with "far" in `names` is for lengths that say another factor, any other row for the rest.
+    """
     trained, served, factor = case.trained, case.served, case.factor
     if case.rope_type != "yarn" or not trained or not served or not factor:
         return None
@@ -193,7 +208,7 @@ def factor_too_large(case: Examination, row: Mistake) -> Facts | None:
     served = max(served, case.length or 0)
     if trained * factor <= served * (1 + SAME_LENGTH):
         return None
-    # lengths that nobody published say another factor; served shorter texts say none
+    # "far": lengths in the ratio of a whole number, at most half the factor, that no release has
     ratio = served / trained
     far = ratio >= 2 and ratio.is_integer() and factor >= 2 * ratio
     rows = rows_of_any_length(case)
@@ -225,9 +240,12 @@ def trained_length_is_served(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def alpha_missing(case: Examination, row: Mistake) -> Facts | None:
-    """Find the dynamic scaling without alpha in a family that was published with it."""
+    """Find the dynamic scaling without alpha in a family that was published with it; `keys` has the
+    beginnings of the model types whose models all have the alpha ALPHA.
+    """
     if "alpha" not in case.family.reads or case.rope_type != "dynamic":
         return None
+    # the published configs have the factor 1 beside alpha
     if case.get("alpha") is not None or case.factor != 1:
         return None
     alphas = {each["alpha"] for each in rows_of(case) if "alpha" in each}
@@ -288,13 +306,15 @@ def raise_factor(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def served_beyond_training(case: Examination, row: Mistake) -> Facts | None:
-    """Find a length in use beyond the config's own, without a scaling."""
+    """Find a length in use beyond the served length of a config without a scaling."""
     if case.length is None or case.served is None or case.length <= case.served:
         return None
+    # `reaches`: a repair has extended the rope already
     if case.rope_type != "default" or case.length <= case.reaches or not _readable(case):
         return None
     trained = published_trained_length(case) or case.served
     family, nested = case.family, any("." in place for place, _ in case.ropes())
+    # YaRN can be written for one rope that rotates whole heads, in a family that reads YaRN
     can = family.known and not (family.only_default or family.layer_thetas or nested)
     can = can and "yarn" not in family.renamed
     specs = case.specs()
@@ -342,10 +362,14 @@ def served_length_raised(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def add_yarn(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Add YaRN from the trained length to the length in use."""
+    """Add YaRN from the trained length to the length in use, which becomes the served one too."""
     yarn = {"rope_type": "yarn", "factor": facts["factor"], TRAINED_LENGTH_KEY: facts["trained"]}
     v5, v4 = case.text.get("rope_parameters"), case.text.get("rope_scaling")
-    rope = v5 if isinstance(v5, dict) and v5 else v4 if isinstance(v4, dict) else {}
+    rope: dict[str, Any] = {}  # a config without a rope object gets rope_scaling
+    if isinstance(v5, dict) and v5:
+        rope = v5
+    elif isinstance(v4, dict):
+        rope = v4
     rope.pop("type", None)
     rope.update(yarn)
     if rope is not v5:
@@ -354,10 +378,12 @@ def add_yarn(case: Examination, row: Mistake, facts: Facts) -> None:
 
 
 def _readable(case: Examination) -> bool:
-    """Return whether no rope object lacks its type, so that there is no scaling indeed."""
+    """Return whether every rope object with keys of a scaling names its type; if not, the config
+    may have a scaling that is not read.
+    """
     free = {*keys.COMMON_KEYS, *keys.AXIS_KEYS, *keys.OTHER_KEYS}
-    scaled = (type_of(rope) is None and rope.keys() - free for _, rope in case.ropes())
-    return not any(scaled)
+    nameless = (type_of(rope) is None and rope.keys() - free for _, rope in case.ropes())
+    return not any(nameless)
 
 
 @finder
@@ -401,15 +427,16 @@ def dynamic_length_raised(case: Examination, row: Mistake) -> Facts | None:
 
 
 def serve(case: Examination, before: dict) -> None:
-    """Raise the served length to the length in use, if a repair wrote a scaling that covers it:
-    engines do not start for more than the config's own length.
+    """Raise the served length to the length in use, if a repair wrote a YaRN that covers it:
+    engines do not start for more than the config's own length. `before` is the config without
+    repairs.
     """
     reach, served, length = covered(case), case.served, case.length
     if case.rope_type != "yarn" or not reach or not served or length is None:
         return
-    scaling = Examination(copy.deepcopy(before))
-    same = [rope for _, rope in scaling.ropes()] == [rope for _, rope in case.ropes()]
-    if same and scaling.rope_type == case.rope_type:
+    unrepaired = Examination(copy.deepcopy(before))
+    same = [rope for _, rope in unrepaired.ropes()] == [rope for _, rope in case.ropes()]
+    if same and unrepaired.rope_type == case.rope_type:
         return
     # without a trained length the served one is taken for it, and must stay
     if case.trained and max(served, case.trained) < length <= reach * (1 + SAME_LENGTH):
@@ -418,7 +445,7 @@ def serve(case: Examination, before: dict) -> None:
 
 @finder
 def short_under_yarn(case: Examination, row: Mistake) -> Facts | None:
-    """Find YaRN where no text is longer than the trained length."""
+    """Find YaRN where the length in use is at most the trained length."""
     trained, factor = case.trained, case.factor
     if case.length is None or case.rope_type != "yarn" or not trained or not factor:
         return None
@@ -457,7 +484,7 @@ def factor_missing(case: Examination, row: Mistake) -> Facts | None:
     for place, rope in case.ropes():
         if read_type(case, rope) not in row.keys or rope.get("factor") is not None:
             continue
-        if rope.get("alpha") is not None:
+        if rope.get("alpha") is not None:  # it takes the place of the factor
             continue
         kind, served = type_of(rope), case.length or case.served
         trained = case.trained or published_trained_length(case)
@@ -496,7 +523,7 @@ def alpha_unread(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def attends_far_by_window(case: Examination, row: Mistake) -> Facts | None:
-    """Find a length in use beyond a window that every layer has."""
+    """Find a length in use beyond the sliding window, in a config whose layers all have the window."""
     window = positive(case.text.get("sliding_window"))
     if case.length is None or window is None or case.text.get("use_sliding_window") is False:
         return None

@@ -1,5 +1,9 @@
 """Mistakes that are not in the rope itself: a draft model, a GGUF file, an unknown family, keys
 that are not read.
+
+A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
+reported, other facts are for the texts of its `row` in mistakes.toml and for its repair; none is
+made if `fixable` is False.
 """
 
 from __future__ import annotations
@@ -28,15 +32,16 @@ from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 
 #: the scaling types that llama.cpp knows
 GGUF_TYPES = ("none", "linear", "yarn", "longrope")
-#: families that need a rope object, whose class has plain ropes where a config has none
+#: families whose config must have a rope object, although their class in transformers has unscaled
+#: ropes of its own without one
 PLAIN_CLASSES = ("mimo_v2_flash",)
 #: the config keys of a model that its draft takes over
 INHERITED = (*OBJECT_KEYS, "rope_theta", TRAINED_LENGTH_KEY, SERVED_LENGTH_KEY)
 
 
 def _without_rotation(case: Examination) -> bool:
-    """Return whether a config cannot be read because its model does not rotate, or by no rope that
-    a spec describes, or by the plain ropes of its class.
+    """Return whether a config cannot be read for one of these reasons: its model does not rotate,
+    no spec describes its rotation, or its ropes are those that its class has by itself.
     """
     error, family = case.error(), case.family
     if error is None:
@@ -48,7 +53,9 @@ def _without_rotation(case: Examination) -> bool:
 
 
 def _is_absent(case: Examination, key: str) -> bool:
-    """Return whether the last part of a key is nowhere in the config."""
+    """Return whether the last part of a key such as "rope_parameters.factor" is in no rope of the
+    config and not in the config itself.
+    """
     last = key.rsplit(".", 1)[-1]
     return all(last not in holder for _, holder in case.places())
 
@@ -103,8 +110,9 @@ def model_type_missing(case: Examination, row: Mistake) -> Facts | None:
     classes = case.root.get("architectures")
     if not isinstance(classes, list) or not classes or not isinstance(classes[0], str):
         return None
-    head = re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", classes[0]).lower()
-    known = [name for name in families() if name.replace("_", "") == head]
+    # the class of a family is named after it: Qwen2ForCausalLM
+    stem = re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", classes[0]).lower()
+    known = [name for name in families() if name.replace("_", "") == stem]
     if not known:
         return None
     facts = {"key": "model_type", "value": classes[0], "new": known[0]}
@@ -128,17 +136,19 @@ def keys_unread(case: Examination, row: Mistake) -> Facts | None:
         told = read_specs(case.root, "exact")[1].warnings
     except RopeError:
         return None
+    # another row is about an unknown model_type
     told = tuple(text for text in told if not text.startswith("model_type:"))
     return {"key": "config", "value": len(told), "told": "; ".join(told)} if told else None
 
 
 def _scaled(specs: dict[str, Any] | None) -> bool:
+    """Return whether any layer type has a scaling."""
     return any(s is not None and s.scaling.name != "default" for s in (specs or {}).values())
 
 
 @finder
 def draft_mistaken(case: Examination, row: Mistake) -> Facts | None:
-    """Find a draft model whose own config has a mistake."""
+    """Find a draft model whose own config has an error or a warning."""
     if case.draft is None or case.examine is None:
         return None
     found = case.examine(case.draft)
@@ -166,23 +176,23 @@ def draft_differs(case: Examination, row: Mistake) -> Facts | None:
     target, draft = case.specs(), specs_of(case.draft)
     if target is None or draft is None:
         return None
-    ours = next((s for s in target.values() if s is not None), None)
-    theirs = next((s for s in draft.values() if s is not None), None)
-    if ours is None or theirs is None or not _scaled(target) or _scaled(draft):
+    of_model = next((s for s in target.values() if s is not None), None)
+    of_draft = next((s for s in draft.values() if s is not None), None)
+    if of_model is None or of_draft is None or not _scaled(target) or _scaled(draft):
         return None
     given = text_of(case.draft).get("rope_theta")
     # a draft without a theta of its own has lost that of the model
-    same = ours.rotated_dims == theirs.rotated_dims and (
-        given is None or ours.theta == theirs.theta
+    same = of_model.rotated_dims == of_draft.rotated_dims and (
+        given is None or of_model.theta == of_draft.theta
     )
     reach = covered(Examination(case.draft))
     return {
         "key": "draft",
-        "value": theirs.scaling.name,
-        "target": ours.scaling.name,
+        "value": of_draft.scaling.name,
+        "target": of_model.scaling.name,
         "from": reach,
-        "theta": theirs.theta,
-        "other": ours.theta,
+        "theta": of_draft.theta,
+        "other": of_model.theta,
         "fixable": same and len(target) == 1,
     }
 
@@ -199,7 +209,7 @@ def inherit(case: Examination, row: Mistake, facts: Facts) -> None:
 
 
 def _gguf(case: Examination, key: str) -> Any:
-    """Return a value of a GGUF file by its key without the architecture's name."""
+    """Return a value of a GGUF file by its key without the architecture's name; None if absent."""
     return (case.metadata or {}).get(f"{case.architecture}.{key}")
 
 
@@ -207,6 +217,7 @@ def _gguf(case: Examination, key: str) -> Any:
 def gguf_factor_missing(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling type of a GGUF file whose factor is absent, not a positive number, or 1."""
     kind, factor = _gguf(case, "rope.scaling.type"), _gguf(case, "rope.scaling.factor")
+    # linear and yarn have a factor
     if kind not in GGUF_TYPES[1:3] or positive(factor) not in (None, 1):
         return None
     trained = whole(_gguf(case, "rope.scaling.original_context_length"))
@@ -253,6 +264,7 @@ def gguf_trained_length_missing(case: Examination, row: Mistake) -> Facts | None
 def gguf_theta_lost(case: Examination, row: Mistake) -> Facts | None:
     """Find a GGUF file of a published model with the default theta in place of the published one."""
     facts = FINDERS["theta_lost"](case, row)
+    # by this "type" the flag of theta is proposed, not one of a scaling
     return facts and {**facts, "key": "rope.freq_base", "type": "theta"}
 
 
@@ -261,6 +273,7 @@ def gguf_trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
     """Find another trained length of YaRN in a GGUF file than the published one."""
     facts = FINDERS["trained_length_wrong"](case, row)
     key = "rope.scaling.original_context_length"
+    # flags of llama.cpp are made of the trained length and, as "new", the factor
     return facts and {**facts, "key": key, "trained": facts["new"], "new": facts["factor"]}
 
 

@@ -1,5 +1,10 @@
 """Mistakes of place: keys inside, outside and beside the object that is read, and the forms of
-transformers 4 and 5.
+transformers 4 and 5: `rope_scaling` (v4) beside a theta in the config itself, and `rope_parameters`
+(v5), one object with all keys of the rope or one such object for each layer type.
+
+A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
+reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
+is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
 """
 
 from __future__ import annotations
@@ -45,8 +50,8 @@ def _objects(case: Examination) -> tuple[dict[str, Any] | None, dict[str, Any] |
 
 
 def as_v4(text: dict[str, Any]) -> None:
-    """Write `rope_parameters` as transformers 4 reads it: theta and fraction outside, under the
-    family's names of them.
+    """Rewrite the `rope_parameters` of a config in place as transformers 4 reads it: theta and
+    fraction outside, under the family's names of them.
 
     Of ropes by layer type only thetas that have a config key can be written, and one scaling; what
     cannot be written does not read back as the same ropes.
@@ -72,7 +77,9 @@ def as_v4(text: dict[str, Any]) -> None:
 
 
 def as_v5(text: dict[str, Any]) -> None:
-    """Write theta and `rope_scaling` as transformers 5 does: one object with all of them."""
+    """Rewrite theta and `rope_scaling` in place as transformers 5 does: one object with all of
+    them.
+    """
     rope = {"rope_type": "default", **(text.pop("rope_scaling", None) or {})}
     if text.get(THETA) is not None:
         rope[THETA] = text.pop(THETA)
@@ -80,12 +87,13 @@ def as_v5(text: dict[str, Any]) -> None:
 
 
 def _is_default(rope: dict[str, Any]) -> bool:
+    """Return whether a rope has no scaling."""
     return type_of(rope) in (None, "default")
 
 
 def _without(case: Examination, key: str) -> dict[str, Any]:
-    """Return the config without one of its two rope objects; its theta becomes the config's own
-    unless there is one.
+    """Return a copy of the config without one of its two rope objects; the theta of that becomes
+    the config's own, unless it has one.
     """
 
     def change(text: dict[str, Any]) -> None:
@@ -118,12 +126,13 @@ def both_objects(case: Examination, row: Mistake) -> Facts | None:
     facts = {"key": "rope_scaling", "value": type_of(v4), "other": type_of(v5) or "default"}
     if agree:
         return facts
+    # `new` and `old` are the specs that each object alone gives; keep one that can be read
     keep = "rope_scaling" if old is not None else "rope_parameters"
     fits = [key for key in OBJECT_KEYS if _reaches_served(case, key)]
     if old is not None and new is not None and len(fits) == 1:
         keep = fits[0]
     elif old is not None and new is not None and _is_default(v4) and not _is_default(v5):
-        keep = "rope_parameters"  # a type alone says less than a scaling
+        keep = "rope_parameters"  # an object without a scaling says less than one with it
     return {**facts, "keep": keep, "fixable": old is not None or new is not None}
 
 
@@ -161,16 +170,18 @@ def object_elsewhere(case: Examination, row: Mistake) -> Facts | None:
             continue
         rope = value if inner is None else value[inner]
         # theta in it, and none outside: the form of transformers 5
-        new = positive(rope.get(THETA)) and case.text.get(THETA) is None
+        is_v5 = bool(positive(rope.get(THETA))) and case.text.get(THETA) is None
         facts = {"key": key if inner is None else f"{key}.{inner}", "value": type_of(rope)}
-        facts |= {"new": inner or OBJECT_KEYS[not new], "name": key, "inner": inner}
+        facts |= {"new": inner or OBJECT_KEYS[0 if is_v5 else 1], "name": key, "inner": inner}
         return {**facts, "rope": rope, "model": case.model_type}
     return None
 
 
 @repair
 def move_object(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Write a rope object under its own key, in the config itself."""
+    """Move a rope object to its right key in the config itself; remove what held it if that is
+    empty.
+    """
     if facts["inner"] is None:
         del case.text[facts["name"]]
     else:
@@ -191,6 +202,7 @@ def theta_twice(case: Examination, row: Mistake) -> Facts | None:
         return None
     usual = {10_000.0, case.family.default(THETA)}
     known = published_theta(case)
+    # the published one was meant; in a model that is not known, the one that is no default
     meant = [each for each in (inside, outside) if each in known]
     if not known:
         meant = [each for each in (inside, outside) if each not in usual]
@@ -272,7 +284,7 @@ def theta_not_given(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def llama3_without_theta(case: Examination, row: Mistake) -> Facts | None:
-    """Find the scaling of Llama 3 in a Llama without theta."""
+    """Find the scaling of Llama 3 in a Llama without theta, which is 500,000 in all of them."""
     if case.model_type != "llama" or case.get(THETA) is not None:
         return None
     for place, rope in case.ropes():
@@ -288,7 +300,7 @@ def release_differs(case: Examination, row: Mistake) -> Facts | None:
     number of the release that wrote the file, and `names` the model types that came with
     transformers 5.
     """
-    version = case.root.get("transformers_version")
+    version = case.root.get("transformers_version")  # of the release that wrote the file
     if not isinstance(version, str) or version.split(".")[0] != row.keys[0]:
         return None
     v5, v4 = _objects(case)
@@ -346,13 +358,14 @@ def flat_in_nested(case: Examination, row: Mistake) -> Facts | None:
     thetas = case.family.layer_thetas
     if v5 is None or v4 is not None or layers_of(v5) or not thetas:
         return None
+    # its keys are layer types, with values that are no ropes: not one rope for all
     if v5.keys() <= set(case.text.get("layer_types") or ()):
         return None
     new = {}
     for index, (name, facts) in enumerate(thetas.items()):
         rope = copy.deepcopy(v5) if facts.scaled else {"rope_type": "default"}
         theta = case.text.get(facts.key) if facts.key else None
-        # the theta of the one rope is that of the first layer type, full attention
+        # the theta of the one rope goes to the first layer type of the family, full attention
         theta = v5.get(THETA, theta) if index == 0 else theta
         new[name] = {**rope, THETA: facts.default if theta is None else theta}
     return {
@@ -385,6 +398,7 @@ def theta_by_layer_type(case: Examination, row: Mistake) -> Facts | None:
         return None
     names = {name: thetas[name].key for name in given}
     written = [key for key in names.values() if key is not None]
+    # a theta that one of these keys has already would be lost
     other = any(case.text.get(key) is not None for key in written if key != THETA)
     facts = {"key": THETA, "value": given, "words": ", ".join(written)}
     return {**facts, "names": names, "fixable": None not in names.values() and not other}
@@ -444,7 +458,7 @@ def beside_layers(case: Examination, row: Mistake) -> Facts | None:
     layers = layers_of(v5 or {})
     if v5 is None or not layers:
         return None
-    for key in (key for key in v5 if key in keys.inner_keys()):
+    for key in (key for key in v5 if key in keys.inner_keys()):  # the first such key
         lack = [name for name, rope in layers.items() if rope.get(key) is None]
         # fixable if every layer type has its own value: the one beside them is then not needed
         return {
@@ -460,7 +474,7 @@ def beside_layers(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def outside_text_part(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rotary key of the whole model where only the text part's is read."""
+    """Find a rotary key in the config of the whole model, where only that of its text part is read."""
     if case.text is case.root:
         return None
     for key in OBJECT_KEYS:
@@ -483,7 +497,7 @@ def move_to_text_part(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def scaling_beside_text_part(case: Examination, row: Mistake) -> Facts | None:
-    """Find a scaling of the whole model that the rope of its text part does not have."""
+    """Find a scaling in the config of the whole model that the rope of its text part does not have."""
     if case.text is case.root or not any(_objects(case)):
         return None
     rope = case.flat()
@@ -499,7 +513,8 @@ def scaling_beside_text_part(case: Examination, row: Mistake) -> Facts | None:
         if same and fits and values.keys() - {THETA} <= inner.keys():
             continue
         facts = {"key": key, "value": type_of(outer), "inside": kind, "rope": rope, "name": key}
-        # one scaling: the sections and the theta of the text part stay
+        # they can be merged if only one of the two is a scaling or both are the same, and no key
+        # has two values: the sections and the theta of the text part stay
         fixable = fits and rope is not None and (same or _is_default(rope) or kind == "mrope")
         types = {k: outer[k] for k in TYPE_KEYS if outer.get(k) is not None}
         return {**facts, "new": {**types, **inner, **values}, "fixable": fixable}
@@ -547,12 +562,14 @@ def scaling_outside(case: Examination, row: Mistake) -> Facts | None:
     kind = type_of(case.text if rope is None else rope)
     if not isinstance(kind, str) or kind not in keys.rope_types() or kind == "default":
         return None
+    # the keys of this scaling, but for lengths, which configs have outside, and those it has inside
     own = {*keys.keys_of(keys.rope_types()[kind]), *(() if rope else ("rope_type", "type"))}
     own |= {"alpha"} & {*case.family.reads}
     own -= {*keys.LENGTH_KEYS, TRAINED_LENGTH_KEY, *(rope or ())}
     given = [key for key, value in case.text.items() if key in own and value is not None]
-    if len(given) < (2 if rope is None else 1):
+    if len(given) < (2 if rope is None else 1):  # without a rope one of them is the type
         return None
+    # with them moves the trained length, if this scaling reads it in the rope
     inner = TRAINED_LENGTH_KEY in keys.keys_of(keys.rope_types()[kind])
     absent = rope is None or rope.get(TRAINED_LENGTH_KEY) is None
     if absent and inner and TRAINED_LENGTH_KEY not in case.family.defaults:
@@ -600,6 +617,7 @@ def layer_type_absent(case: Examination, row: Mistake) -> Facts | None:
     v5 = _objects(case)[0] or {}
     thetas = case.family.layer_thetas
     names = layers_of(v5).keys()
+    # no known layer type, or one that may be another misspelled
     if not names & thetas.keys() or names - thetas.keys() - set(_layer_types(case)):
         return None
     for name in thetas:
@@ -638,6 +656,7 @@ def layer_scaling_extra(case: Examination, row: Mistake) -> Facts | None:
     scaled = [n for n in layers if n in thetas and thetas[n].scaled and not _is_default(layers[n])]
     for name in (n for n in layers if n in thetas and not thetas[n].scaled):
         rope = layers[name]
+        # equal but for theta
         same = [n for n in scaled if {**layers[n], THETA: 0} == {**rope, THETA: 0}]
         if scaled and not _is_default(rope) and (published or same):
             new = {"rope_type": "default", THETA: rope.get(THETA, thetas[name].default)}
@@ -649,8 +668,8 @@ def layer_scaling_extra(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def full_not_proportional(case: Examination, row: Mistake) -> Facts | None:
-    """Find full attention that rotates whole heads in a family where a part of each rotates, by the
-    name proportional; `names` has the model types and the part.
+    """Find full attention that rotates whole heads in a family whose rope_type there is
+    proportional, which rotates a part of each head; `names` has {model type: that part}.
     """
     rope = layers_of(_objects(case)[0] or {}).get("full_attention")
     if case.model_type not in row.names or rope is None:
@@ -698,7 +717,9 @@ def swap_layer_scalings(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def layer_thetas_swapped(case: Examination, row: Mistake) -> Facts | None:
-    """Find full attention with a smaller theta than sliding attention, which looks less far."""
+    """Find full attention with a smaller theta than sliding attention, which looks less far; `keys`
+    has the names of these two layer types.
+    """
     v5 = layers_of(_objects(case)[0] or {})
     places = []
     for name in row.keys:
@@ -708,6 +729,7 @@ def layer_thetas_swapped(case: Examination, row: Mistake) -> Facts | None:
             places.append((rope, THETA))
         elif facts is not None and facts.key is not None:
             places.append((case.text, facts.key))
+    # 0, 0: one of the two has no place for its theta
     full, sliding = (positive(holder.get(key)) for holder, key in places) if places[1:] else (0, 0)
     if not full or not sliding or full >= sliding:
         return None
@@ -723,7 +745,9 @@ def swap_layer_thetas(case: Examination, row: Mistake, facts: Facts) -> None:
 
 
 def _of_latent_head(case: Examination, fraction: float) -> bool:
-    """Return whether a fraction of the whole head is the part that latent attention rotates."""
+    """Return whether a fraction of the head is the width that latent attention rotates. The head
+    may be given as such, or as that width and the rest.
+    """
     latent, rest = (whole(case.text.get(key)) for key in (keys.LATENT_KEY, "qk_nope_head_dim"))
     heads = (whole(case.text.get(key)) for key in ("head_dim", "qk_head_dim"))
     return latent is not None and any(
@@ -763,13 +787,14 @@ def fraction_unread(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def width_contradicts(case: Examination, row: Mistake) -> Facts | None:
-    """Find rotary_dim beside a fraction that gives another width."""
+    """Find rotary_dim beside a fraction that gives another width; the published width decides."""
     width, head = positive(case.text.get("rotary_dim")), case.head_dim
     fraction = positive(case.get(FRACTION)) or positive(case.text.get("rotary_pct"))
     if "rotary_dim" not in case.family.reads or not width or not fraction or not head:
         return None
     if int(head * fraction) != width and fraction <= 1:
         rotated = {each.get("rotated") for each in rows_of(case)}
+        # {published width: what to write}: the fraction for that of rotary_dim, or the reverse
         new = {width: width / head, int(head * fraction): int(head * fraction)}
         new = new[rotated.pop()] if len(rotated) == 1 and rotated <= new.keys() else None
         name = "rotary_dim" if isinstance(new, int) else FRACTION
@@ -832,6 +857,7 @@ def two_fields(case: Examination, row: Mistake) -> Facts | None:
     if not more or not isinstance(kind, str):
         return None
     facts = {"key": ", ".join(more), "value": kind, "model": case.model_type, "holder": rope}
+    # only a second name of the type can be removed and change nothing
     rest = {"type": kind, **{key: rope[key] for key in row.keys[1:] if key in rope}}
     fixable = more == ["rope_type"] and rest.keys() == {*row.keys}
     facts |= {"holder": case.text, "name": "rope_scaling", "new": rest}
@@ -841,7 +867,8 @@ def two_fields(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def trained_length_twice(case: Examination, row: Mistake) -> Facts | None:
     """Find a trained length outside the rope, under a name in `keys`, that differs from the one
-    inside. The other names than the first count only if the served length follows from them.
+    inside. A name other than the first counts only if its value times the factor is the served
+    length.
     """
     rope = case.flat()
     inside = positive(rope.get(TRAINED_LENGTH_KEY)) if rope else None

@@ -2,6 +2,13 @@
 
 Fine-tuned models keep their sizes and may have another theta or scaling, so a difference that may
 be meant is a note or a warning, and no error.
+
+The rows of published.json say, for each model, its sizes, `theta` (all that it was published with),
+`lengths` (max_position_embeddings), and where it has them its `scaling` and its `trained` length;
+releases are rows of the same sizes. A finder looks for one mistake and returns the facts about it,
+or None: `key` and `value` are reported, and most repairs write `new` at `holder[name]`; none is
+made if `fixable` is False. `row` is the row of mistakes.toml that names the finder, with the `keys`
+or `names` that it looks for.
 """
 
 from __future__ import annotations
@@ -36,14 +43,14 @@ IDENTITY = {
     "layers": (*keys.LAYER_COUNT_KEYS, "num_layers"),
     "vocab_size": ("vocab_size",),
 }
-#: what tells models of the same sizes apart, if both the config and the row have it
+#: keys that tell models of the same sizes apart, if both the config and the row have them
 WIDTH = "intermediate_size"
 PARALLEL = "use_parallel_residual"
 #: keys whose default is what most models have: without them the formula of the scaling is used
 REMOVABLE = ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
 #: the default theta of most model classes, which a model gets if its config has lost its own
 LOST_THETA = 10_000.0
-#: what a model shares with the one that it was trained on from
+#: sizes that a model shares with the model that its training went on from
 SHAPE = ("hidden_size", "heads", "layers")
 #: the layer type whose theta is the published one
 FULL = "full_attention"
@@ -56,7 +63,7 @@ def models() -> tuple[dict[str, Any], ...]:
 
 
 def rows_of_any_length(case: Examination) -> list[dict[str, Any]]:
-    """Return the published models with the sizes of a config."""
+    """Return the rows of the published models with the sizes of a config, whatever its lengths are."""
     text = case.text
     sizes = {
         name: next((text[key] for key in names if text.get(key) is not None), None)
@@ -69,6 +76,7 @@ def rows_of_any_length(case: Examination) -> list[dict[str, Any]]:
     return [
         row
         for row in models()
+        # the config of a "brief" model leaves sizes to its class
         if all(
             row[name] == size or (size is None and row.get("brief")) for name, size in sizes.items()
         )
@@ -76,16 +84,18 @@ def rows_of_any_length(case: Examination) -> list[dict[str, Any]]:
         and (not inside or row.get("inside"))
         and text.get("num_key_value_heads", row.get("kv_heads")) == row.get("kv_heads")
         and row.get(PARALLEL, True) == text.get(PARALLEL, True)
+        # a width that the config or the row lacks does not tell them apart
         and row.get(WIDTH, text.get(WIDTH)) in (None, text.get(WIDTH, row.get(WIDTH)))
     ]
 
 
 def rows_of(case: Examination) -> list[dict[str, Any]]:
-    """Return the published models with the sizes of a config. Of several, those that have a window
-    where it has one; of these, those with its served and its trained length are returned; if none
-    has both, those with its served length; else those that serve its trained length; else all.
+    """Return the rows of the published models with the sizes of a config and, as far as any has
+    them, its lengths: those with its served and its trained length; if none has both, those with
+    its served length; else those that serve its trained length; else all.
     """
     found = rows_of_any_length(case)
+    # a null window: not a model that was published with a window, if there are others
     if case.text.get("sliding_window", 0) is None:
         found = [row for row in found if not row.get("windowed")] or found
     served = [row for row in found if case.served in row["lengths"]]
@@ -106,8 +116,8 @@ def _trained(row: dict[str, Any]) -> int | None:
 
 
 def native_length(case: Examination) -> int | None:
-    """Return the longest length that a published model has with the scaling and the theta of a
-    config; None if it is not known.
+    """Return the longest length that a published model of these sizes has with the scaling and the
+    theta of a config; None if no such model is known.
     """
     rope, theta = case.flat() or {}, _theta(case)
     found = []
@@ -125,10 +135,12 @@ def native_length(case: Examination) -> int | None:
 
 
 def _close(one: Any, other: list[float]) -> bool:
-    """Return whether two lists of numbers agree in all numbers, or lack a few of them."""
+    """Return whether `one` is a list of the numbers of `other` in the same order, of which at most
+    a tenth is missing.
+    """
     if not isinstance(one, list) or not 0.9 * len(other) <= len(one) <= len(other):
         return False
-    # numbers of the shorter one occur in the other in the same order
+    # each search goes on where the last one ended in this iterator, so the order must be the same
     rest = iter(other)
     return all(
         isinstance(each, int | float) and any(math.isclose(each, x, rel_tol=1e-3) for x in rest)
@@ -137,8 +149,8 @@ def _close(one: Any, other: list[float]) -> bool:
 
 
 def published_default(case: Examination) -> bool:
-    """Return whether a config has the theta of the published models of its sizes, which all have no
-    scaling.
+    """Return whether a config has the theta of published models of its sizes that all were
+    published without a scaling.
     """
     theta = _theta(case)
     rows = [row for row in rows_of(case) if theta in row["theta"]]
@@ -149,15 +161,18 @@ def published_default(case: Examination) -> bool:
 
 
 def _at_length(case: Examination, row: dict[str, Any]) -> bool:
-    """Return whether a config serves a length of a published model, which its class may say."""
+    """Return whether a config serves a length of a published model; also if neither gives a length
+    in its config, and leaves it to the class.
+    """
     return case.served in row["lengths"] or (case.served is None and bool(row.get("brief")))
 
 
 def known_lists(
     case: Examination, key: str, values: Any, other: str = "", others: Any = None
 ) -> list[float] | None:
-    """Return the published list of a key of LongRoPE that `values` are, but for a few numbers that
-    were lost; or the one that was published beside `others`, the list of the other key.
+    """Return the published list at a key of LongRoPE that `values` are, but for a few that are
+    missing; or, with the key `other`, the one that was published beside its list `others`. None:
+    not known.
     """
     for row in rows_of_any_length(case):
         for lists in row.get("lists", ()):
@@ -174,9 +189,11 @@ def published_trained_length(case: Examination) -> int | None:
     fits = default and any(_trained(row) == case.trained is not None for row in rows)
     if not fits and not any(theta in row["theta"] for row in rows):  # a length of another release
         rows = [row for row in rows_of_any_length(case) if theta in row["theta"]] or rows
+    # one release, without a scaling, that serves this length: it was trained with no more
     plain = [row for row in rows if "scaling" not in row and case.served in row["lengths"]]
     if case.served is not None and len(plain) == len(rows) == 1 and _trained(rows[0]):
         return min(case.served, _trained(rows[0]) or 0)
+    # a length that no release has was extended from one that is shorter
     if not any(case.served in row["lengths"] or case.trained in row["lengths"] for row in rows):
         served = [row for row in rows if (case.served or 0) > max(row["lengths"])]
         rows = served or rows
@@ -185,9 +202,9 @@ def published_trained_length(case: Examination) -> int | None:
 
 
 def published_start(case: Examination, factor: float, exact: float) -> int | None:
-    """Return the trained length of YaRN with a factor, where several releases of the sizes and the
-    theta of a config differ: the one that was published with this factor, or the one that is
-    `exact`, the served length / factor; None if there is none.
+    """Return the trained length that YaRN with this factor starts from, where releases of the sizes
+    and the theta of a config differ in it: that of a release that was published with this factor,
+    or that which is `exact`, the served length / factor. None if there is none, or more than one.
     """
     theta, found = _theta(case) or case.get("rope_theta"), set()
     for row in rows_of_any_length(case):
@@ -206,7 +223,9 @@ def published_theta(case: Examination) -> set[float]:
 
 
 def _theta(case: Examination) -> float | None:
-    """Return the theta of the config's full attention layers; None if it cannot be read."""
+    """Return the theta of the config's full attention layers, or of its first layer type that
+    rotates; None if the config cannot be read or nothing rotates.
+    """
     specs = case.specs() or {}
     spec = specs.get("full_attention") or next(filter(None, specs.values()), None)
     return None if spec is None else spec.theta
@@ -214,12 +233,16 @@ def _theta(case: Examination) -> float | None:
 
 @finder
 def theta_lost(case: Examination, row: Mistake) -> Facts | None:
-    """Find the default theta, 10,000, in a model that was published with another one."""
+    """Find a default theta, 10,000 or that of the model's class, in a model that was published with
+    another one.
+    """
     known, theta = published_theta(case), _theta(case)
+    # what the class takes for a config without a rope object
     default = case.family.default("rope_theta", "no_rope_object")
     lost = theta in (LOST_THETA, default)
     if not known or not lost or theta is None or theta in known:
         return None
+    # `here`: the config serves a published length
     given, here = _theta_given(case), any(_at_length(case, each) for each in rows_of(case))
     if given and not here and not any(case.trained in each["lengths"] for each in rows_of(case)):
         return None  # another length: the theta may be meant
@@ -244,7 +267,9 @@ def _theta_given(case: Examination) -> bool:
 
 
 def _theta_facts(case: Examination, theta: float, known: set[float]) -> Facts:
-    """Return the facts about a theta that is not the published one."""
+    """Return the facts about a theta that is none of the published ones, `known`. `holder[name]` is
+    where the config has its theta, or would have it.
+    """
     new = next(iter(known)) if len(known) == 1 else None
     holder, layer = case.flat(), case.family.layer_thetas.get(FULL)
     if layer is not None:  # this layer type has a theta of its own
@@ -276,9 +301,7 @@ def put_theta(case: Examination, row: Mistake, facts: Facts) -> None:
 @finder
 def theta_differs(case: Examination, row: Mistake) -> Facts | None:
     """Find another theta than the published one, which a fine-tuned model may have. `names` has
-    the kind that the row is about: the theta of another release of the same sizes, one that was
-    multiplied beside a scaling, one of another model or with a zero too many, any other at the
-    published length, and any other.
+    the kind that the row is about, as `_kind` returns it.
     """
     known, theta = published_theta(case), _theta(case)
     others = [each for each in rows_of_any_length(case) if theta in each["theta"]]
@@ -288,7 +311,7 @@ def theta_differs(case: Examination, row: Mistake) -> Facts | None:
         return None
     if (kind := _kind(case, theta, known, bool(others))) is None:
         return None
-    if kind not in row.names:
+    if kind not in row.names:  # the kind of another row
         return None
     facts = {**_theta_facts(case, theta, known), "length": case.served}
     facts |= {"factor": case.factor, "type": case.rope_type}
@@ -299,11 +322,16 @@ def theta_differs(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _kind(case: Examination, theta: float, known: set[float], other: bool) -> str | None:
-    """Return what a theta that is not the published one may be."""
+    """Return what a theta that is none of the published ones, `known`, may be: "multiplied" by the
+    factor beside a scaling, "other_release" (of the same sizes), "zero" (one or more too many or
+    too few), "copied" from another model of the family, any other "same_length" (as published) or
+    "elsewhere" (another length, or raised by NTK). None: that of another release beside a scaling.
+    `other` says whether another release has it.
+    """
     scaled, factor = case.rope_type in ("yarn", "linear", "dynamic"), case.factor
     if scaled and factor and factor > 1:
         width = case.head_dim or 128
-        times = (factor, factor ** (width / (width - 2)))
+        times = (factor, factor ** (width / (width - 2)))  # the second is that of NTK
         if any(math.isclose(theta, each * x, rel_tol=2e-3) for each in known for x in times):
             return "multiplied"
     if other:  # a scaling may be why the length is another
@@ -324,8 +352,8 @@ def _kind(case: Examination, theta: float, known: set[float], other: bool) -> st
 
 
 def _is_ntk(case: Examination, theta: float) -> bool:
-    """Return whether a theta is a published one that NTK has raised by a factor of at most two
-    decimals.
+    """Return whether a theta is a published one that NTK has raised by a factor with at most two
+    decimals: theta * factor^(width / (width - 2)).
     """
     width = case.head_dim or 128
     for known in {each for row in rows_of_any_length(case) for each in row["theta"]}:
@@ -341,12 +369,13 @@ def scaling_lost(case: Examination, row: Mistake) -> Facts | None:
     rows = [each for each in rows_of(case) if _at_length(case, each)]
     if not rows or case.rope_type != "default" or any("scaling" not in each for each in rows):
         return None
-    if _incomplete(case):
+    if _incomplete(case):  # other rows are about it
         return None
     if any(each["scaling"] != rows[0]["scaling"] for each in rows):
         return None
     scaling = rows[0]["scaling"]
     lists = rows[0].get("lists", ()) if rows[0].get("only_lists") else ()
+    # "left_out" names the keys of a scaling that its row does not have, such as long lists
     whole_scaling = "left_out" not in scaling or bool(lists)
     if lists:
         scaling = {**{k: v for k, v in scaling.items() if k != "left_out"}, **lists[0]}
@@ -362,7 +391,9 @@ def scaling_lost(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _full_rope(case: Examination) -> dict[str, Any] | None:
-    """Return the rope of full attention in ropes by layer type; {} if there is no rope object."""
+    """Return the rope of full attention in ropes by layer type, itself and not a copy; {} if there
+    is no rope object, None if there is one without it.
+    """
     ropes = case.ropes()
     found = (rope for place, rope in ropes if place == f"rope_parameters.{FULL}")
     return next(found, None) if ropes else {}
@@ -377,7 +408,9 @@ def _incomplete(case: Examination) -> bool:
 
 @repair
 def put_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Write the published scaling in the form that the config has."""
+    """Write the published scaling into `rope_parameters`, or into the rope of full attention in it,
+    if the config has that; else as `rope_scaling`.
+    """
     v5 = _full_rope(case) if case.family.layer_thetas else case.text.get("rope_parameters")
     if isinstance(v5, dict) and v5:
         v5.update(facts["new"])
@@ -409,6 +442,7 @@ def scaling_differs(case: Examination, row: Mistake) -> Facts | None:
         same_place = rope is case.text.get("rope_scaling")
         facts |= {"whole": dict(scaling), "holder": case.text, "name": "rope_scaling"}
         return {**facts, "model": rows[0]["name"], "fixable": copied and same_place}
+    # settings of the config that the published scaling lacks must be absent: None
     others = {key: None for key in REMOVABLE if rope.get(key) is not None}
     for key, value in {**others, **scaling}.items():
         own = rope.get(key, case.text.get(key))
@@ -431,7 +465,9 @@ def scaling_differs(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def put_published(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Write the published scaling, one of its values, or remove a value that it does not have."""
+    """Write the whole published scaling or one of its values, or remove a value that it does not
+    have.
+    """
     new = facts.get("whole", facts["new"])
     if new is None:
         del facts["holder"][facts["name"]]
@@ -440,7 +476,7 @@ def put_published(case: Examination, row: Mistake, facts: Facts) -> None:
 
 
 def _changes(case: Examination, key: str, value: Any) -> bool:
-    """Return whether the specs change if `value` is written at `key` of the rope object."""
+    """Return whether the specs change if `value` is written at `key` of the first rope object."""
 
     def change(text: dict[str, Any]) -> None:
         next(text[name] for name in OBJECT_KEYS if isinstance(text.get(name), dict))[key] = value
@@ -454,6 +490,7 @@ def trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
     trained, factor, known = case.trained, case.factor, published_trained_length(case)
     if not trained or not factor or not known or case.rope_type != "yarn" or trained == known:
         return None
+    # a served length equal to the trained one has not been multiplied by the factor yet
     served = case.served if case.served != trained else known * factor
     holder = next(o for _, o in case.places() if o.get(TRAINED_LENGTH_KEY) is not None)
     rows = [row for row in rows_of_any_length(case) if _trained(row) == known]
@@ -462,7 +499,7 @@ def trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
     length = case.length or 0
     plain = "scaling" not in published and length > 0
     fits = bool(served) and math.isclose(served, known * factor, rel_tol=0.02)
-    # without a scaling the model serves what it was trained with
+    # the published model has no scaling: the lengths in use need none, or one with another factor
     gone = plain and needed <= known and case.flat() is case.text.get("rope_scaling")
     raised = plain and length > known and case.flat() is not None
     words = f"{known:,} is written: times the factor it is the served length"
@@ -510,10 +547,11 @@ def extended_twice(case: Examination, row: Mistake) -> Facts | None:
     if rope is None or theta is None or (case.length or 0) > served:
         return None
     rows = rows_of_any_length(case)
-    own = [each for each in rows if theta in each["theta"]]
+    own = [each for each in rows if theta in each["theta"]]  # releases with this theta
     reach = (case.trained or 0) * factor
     if own and theta > LOST_THETA:
-        # a linear factor tells no trained length: it must be that from a shorter model of this shape
+        # a linear scaling does not tell its trained length: it must be that of a model of this
+        # shape with a smaller theta
         same = [r for r in models() if all(r[key] == own[0][key] for key in SHAPE)]
         shorter = {(_trained(r) or 0) * factor for r in same if max(r["theta"]) < theta}
         over = served in shorter if case.rope_type == "linear" else 0 < reach <= served * 1.02
@@ -523,7 +561,7 @@ def extended_twice(case: Examination, row: Mistake) -> Facts | None:
         known = {each for r in plain for each in r["theta"]}
         trained = {_trained(each) or 0 for each in plain}
         width = case.head_dim or 128
-        # the factor is spent on the same stretch as the theta
+        # factor and theta both extend the published length to the served one
         found = len(known) == len(trained) == 1 and math.isclose(
             min(trained) * factor, served, rel_tol=0.02
         )
@@ -537,7 +575,7 @@ def extended_twice(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def remove_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Leave the plain rope with its theta."""
+    """Remove the scaling of a config with its trained length; theta stays."""
     rope = facts["rope"]
     if case.text.get("rope_scaling") is rope:
         if case.text.get("rope_theta") is None and rope.get("rope_theta") is not None:
@@ -551,8 +589,8 @@ def remove_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def pairs_flag(case: Examination, row: Mistake) -> Facts | None:
-    """Find pairs of halves in a published model whose pairs are neighbours; `names` has the model
-    types.
+    """Find the flag of the half layout in a published model with the interleaved layout; `names`
+    has the model types.
     """
     rows = rows_of(case)
     if (
@@ -583,11 +621,13 @@ def scaling_of_release(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def scaling_of_another(case: Examination, row: Mistake) -> Facts | None:
-    """Find a scaling that models are trained with, in a model that was published without it."""
+    """Find a scaling in a model whose releases were all published without it: one that models are
+    trained with (`keys`), or the only one that its family has.
+    """
     rows, kind = rows_of_any_length(case), case.rope_type
     family = [each for each in models() if case.model_type in each["model_types"]]
     given = {"rope_type": kind, "factor": case.factor}
-    # the only scaling of a family, at the length of a release that has none
+    # the one scaling, with its factor, of all models of the family, at a published length
     known = [each["scaling"] for each in family if "scaling" in each]
     copied = bool(known) and all(each == given for each in known)
     copied = copied and any(_at_length(case, each) for each in rows)
@@ -612,8 +652,8 @@ def replace_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def yarn_unusual(case: Examination, row: Mistake) -> Facts | None:
-    """Find settings of YaRN that no extension of a model has, which was published without a
-    scaling; `names` has the usual values.
+    """Find an unusual setting of YaRN in a model that was published without a scaling; `names` has
+    {setting: its usual value}.
     """
     rows = rows_of(case)
     if case.rope_type != "yarn" or not rows or any("scaling" in each for each in rows):
@@ -627,7 +667,7 @@ def yarn_unusual(case: Examination, row: Mistake) -> Facts | None:
                 if value != 1 or factor is None or factor <= 1:
                     continue
                 usual = f"{0.1 * math.log(factor) + 1:g}"
-            if value is None or str(value).removesuffix(".0") == usual:
+            if value is None or str(value).removesuffix(".0") == usual:  # 32.0 is "32"
                 continue
             facts = {"key": f"{place}.{key}", "value": value, "usual": usual, "name": key}
             return {**facts, "model": rows[0]["name"], "holder": rope}
@@ -650,14 +690,14 @@ def local_theta_differs(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _here(case: Examination, rows: list[dict[str, Any]]) -> bool:
-    """Return whether a config serves a length of one of these rows, or was trained with it."""
+    """Return whether a config has the length of one of these rows as its served or trained length."""
     return any(_at_length(case, each) or case.trained in each["lengths"] for each in rows)
 
 
 @finder
 def head_differs(case: Examination, row: Mistake) -> Facts | None:
-    """Find another head_dim than the published one: one that was lost, or, in a row with "given" in
-    `names`, one that the config gives.
+    """Find another head_dim than the published one: in a row with "given" in `names`, one that the
+    config gives, in any other row one that follows from other sizes because the key is absent.
     """
     rows = [each for each in rows_of(case) if "head_dim" in each]
     heads = {each["head_dim"] for each in rows}
@@ -671,6 +711,7 @@ def head_differs(case: Examination, row: Mistake) -> Facts | None:
     given = case.text.get(name) is not None
     if given != ("given" in row.names) or (given and not _here(case, rows)):
         return None
+    # without the key the config cannot be read: hidden size / heads is no even number, say
     if len(heads) == 1 and lost and not (specs or case.family.latent):
         facts = {"key": "head_dim", "value": None, "new": heads.pop(), "name": "head_dim"}
         return {**facts, "model": rows[0]["name"], "holder": case.text}
@@ -705,6 +746,7 @@ def fraction_differs(case: Examination, row: Mistake) -> Facts | None:
         return None
     width = widths.pop()
     reads = {*case.family.reads, *case.family.defaults}
+    # whether the family's key gives a number of dimensions and not a fraction
     counted = "rotary_dim" in reads and case.get("partial_rotary_factor") is None
     rope = case.flat()
     inside = rope is not None and rope.get("partial_rotary_factor") is not None

@@ -32,7 +32,8 @@ def report_words(language: str) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Evidence:
     """How the effect of a finding is known: "formula" (arithmetic on the config), or "run",
-    "recorded" or "rule" of a release of an engine.
+    "recorded" or "rule" of a release of an engine, or "not known". `engine` and `version` are ""
+    where no engine is meant.
     """
 
     known: str = "formula"
@@ -101,6 +102,9 @@ class Diagnosis:
     patch       the difference between the config and the corrected one, as a unified diff
     flags       {engine: what to paste instead of changing the file}
     draft       the corrected config of the draft model; None if nothing in it was repaired
+    engine      the engine that was asked for, as `audit` names it; None: none
+    length      tokens of the longest sequence in use; None: not given
+    language    the language of the texts, "en" or "zh"
     """
 
     model_type: str | None
@@ -160,6 +164,7 @@ class Diagnosis:
         if self.patch:
             lines += ["", words["corrected"], *map(shown, self.patch.splitlines())]
         for name, text in self.flags.items():
+            # with the engine that was asked for, the others are of no use
             if self.engine in self.flags and name != self.engine:
                 continue
             lines += ["", words["or"].format(engine=name), *map(shown, text.splitlines())]
@@ -174,6 +179,6 @@ def _plain(value: Any) -> Any:
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    if isinstance(value, float) and value - value != 0:
+    if isinstance(value, float) and value - value != 0:  # NaN or infinite
         return str(value)
     return value

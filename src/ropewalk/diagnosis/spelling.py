@@ -1,4 +1,9 @@
-"""Mistakes of spelling: texts in place of numbers, wrong names of keys and of scalings."""
+"""Mistakes of spelling: texts in place of numbers, wrong names of keys and of scalings.
+
+A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
+reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
+is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +35,11 @@ from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 
 #: the words of Python for those of JSON
 PYTHON = {"True": "true", "False": "false", "None": "null"}
+#: texts that people write for null, in small letters
 NULLS = ("null", "none", "nil", "nan", "")
+#: the key of the name of a scaling, and its older name
 TYPE_KEYS = ("rope_type", "type")
+#: keys whose values are integers
 INTEGERS = (
     TRAINED_LENGTH_KEY,
     SERVED_LENGTH_KEY,
@@ -67,12 +75,14 @@ LETTERS = {"k": 1, "m": 2}
 
 
 def rotary_keys(case: Examination, place: str) -> set[str]:
-    """Return the keys of an object that have to do with the rotation."""
+    """Return the keys that have to do with the rotation: those of a rope object at `place`, or with
+    a place of "" those of the config itself.
+    """
     return keys.inner_keys() if place else {*CONFIG_CHECKS, *OBJECT_KEYS}
 
 
 def at(place: str, key: str) -> str:
-    """Return the name of a key with that of the object that holds it."""
+    """Return the path of a key inside the object at `place`; the key alone if that is ""."""
     return f"{place}.{key}" if place else key
 
 
@@ -105,7 +115,7 @@ def null_as_text(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def remove(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Remove a key; a rope object becomes null."""
+    """Remove a key; the rope object of a config becomes null instead."""
     if facts["name"] in OBJECT_KEYS and facts["holder"] is case.text:
         facts["holder"][facts["name"]] = None
     else:
@@ -195,7 +205,9 @@ def number_as_text(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _number(text: str, key: str) -> float | int | None:
-    """Return the number that a text is; None if it is none."""
+    """Return the number that a text at `key` means, such as "8,192", "32k", "4x" of a factor or
+    "25%" of a fraction; None if it means none, or 0.
+    """
     digits = re.sub(r"[\s_]", "", text.lower())
     # a comma before three digits divides thousands, any other is a decimal point
     digits = re.sub(r",(?=\d{3}(\D|$))", "", digits).replace(",", ".")
@@ -246,8 +258,8 @@ def length_as_float(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _has_keys_of(rope: dict[str, Any], kind: str, other: str) -> bool:
-    """Return whether an object has keys that only one scaling reads, and none that only the other
-    reads.
+    """Return whether a rope has keys that the scaling `kind` reads and `other` does not, and none
+    that `other` reads and `kind` does not.
     """
     types = keys.rope_types()
     if kind not in types:
@@ -264,17 +276,18 @@ def _has_keys_of(rope: dict[str, Any], kind: str, other: str) -> bool:
 
 @finder
 def type_contradicts(case: Examination, row: Mistake) -> Facts | None:
-    """Find `type` beside another `rope_type`."""
+    """Find `type` and `rope_type` that name two scalings; the one to remove is the `key`."""
     for place, rope in case.ropes():
         new, old = rope.get("rope_type"), rope.get("type")
         if isinstance(new, str) and isinstance(old, str):
             same = {**keys.ROPE_TYPE_ALIASES, **case.family.renamed}
             if same.get(new, new) != same.get(old, old):
+                # the key to remove: rope_type only if the other keys are those of `type`
                 key = "rope_type" if _has_keys_of(rope, same.get(old, old), new) else "type"
                 facts = {
                     "key": at(place, key),
                     "value": rope[key],
-                    "other": TYPE_KEYS[key == "rope_type"],
+                    "other": TYPE_KEYS[key == "rope_type"],  # the one of the two that is kept
                 }
                 return {**facts, "kept": rope[facts["other"]], "holder": rope, "name": key}
     return None
@@ -287,13 +300,14 @@ def plain(name: Any) -> str:
 
 def nearest(word: str, known: Iterable[str], likeness: float) -> str | None:
     """Return the known word that a misspelled one stands for; None if none is near.
+    `likeness` is the least ratio of difflib, from 0 to 1; 1 allows other capitals and signs alone.
 
     Words that differ only in capitals and signs are the same, and digits are never misspelled.
     """
     names = {plain(each): each for each in sorted(known)}
     own = plain(word)
     near = difflib.get_close_matches(own, names, n=1, cutoff=likeness)
-    if not near and likeness < 1:  # two letters that were exchanged
+    if not near and likeness < 1:  # the same letters in another order
         near = [each for each in names if sorted(each) == sorted(own)][:1]
     if not near and likeness < 1:  # the beginning of one name, as in "partial_rotary"
         begun = [each for each in names if each.startswith(own)]
@@ -312,6 +326,7 @@ def type_misspelled(case: Examination, row: Mistake) -> Facts | None:
             name = rope.get(key)
             if name is None or (isinstance(name, str) and name in known):
                 continue
+            # the name without an ending such as "_scaling"
             words = re.sub(r"[\W_]*(scal(ed|ing)|rope|type)$", "", str(name).lower())
             tries = ((str(name), 1.0), (words, LIKENESS_OF_TYPES), (str(name), LIKENESS_OF_TYPES))
             near = next(filter(None, (nearest(word, row.names, x) for word, x in tries)), None)
@@ -324,7 +339,9 @@ def type_misspelled(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def type_is_ntk(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rope_type that stands for NTK with a fixed factor."""
+    """Find a rope_type that stands for NTK with a fixed factor, which is a larger theta and no
+    scaling of transformers; `names` has such types.
+    """
     rope = case.flat()
     if rope is None or plain(type_of(rope)) not in row.names:
         return None
@@ -366,8 +383,8 @@ def type_unknown(case: Examination, row: Mistake) -> Facts | None:
         if name is not None and not (isinstance(name, str) and name in known):
             meant = {row.names[key] for key in row.names if rope.get(key) is not None}
             new = meant.pop() if len(meant) == 1 and not meant & {*case.family.renamed} else None
-            nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-            likely = f" (perhaps {nearest[0]})" if nearest and new is None else ""
+            close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+            likely = f" (perhaps {close[0]})" if close and new is None else ""
             facts = {"key": at(place, "rope_type"), "value": name, "likely": likely, "new": new}
             facts |= {"name": "rope_type" if rope.get("rope_type") else "type", "holder": rope}
             return {**facts, "fixable": new is not None}
@@ -389,13 +406,15 @@ def only_type(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def type_missing(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rope with the keys of a scaling and without its name."""
+    """Find a rope with the keys of a scaling and without its name; `names` has {such a key: the
+    scaling}, and the first that is given decides.
+    """
     free = {*keys.COMMON_KEYS, *keys.AXIS_KEYS, *keys.OTHER_KEYS, TRAINED_LENGTH_KEY}
     for place, rope in case.ropes():
         given = {key for key, value in rope.items() if value is not None}
         if type_of(rope) is None and given - free:
             meant = next((row.names[key] for key in row.names if key in given), None)
-            if meant == "yarn" and "yarn" in case.family.renamed:
+            if meant == "yarn" and "yarn" in case.family.renamed:  # it means another scaling there
                 meant = None
             known = [row["scaling"] for row in rows_of(case) if "scaling" in row]
             if meant is None and len(known) == 1 and all(known[0].get(k) == rope[k] for k in given):
@@ -426,6 +445,7 @@ def type_against_keys(case: Examination, row: Mistake) -> Facts | None:
         meant = others.pop()
         if given.keys() & keys.keys_of(keys.rope_types()[kind]).keys():
             continue
+        # fixable if all keys that only the meant scaling has are there, and none that it lacks
         own = {key for key, scaling in row.names.items() if scaling == meant}
         name = "rope_type" if "rope_type" in rope else "type"
         own_keys = keys.keys_of(keys.rope_types()[kind]).keys()
@@ -465,8 +485,8 @@ def key_misspelled(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def rename(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Give a value its right key, at the place of the wrong one, beside the scaling that the wrong
-    one is the name of.
+    """Give a value its right key, in the order at the place of the wrong one; also write the
+    rope_type that the wrong key names, if the facts have one as `type`.
     """
     holder, old, new = facts["holder"], facts["name"], facts["new"]
     if facts.get("type"):
@@ -552,9 +572,10 @@ def outer_key_near(case: Examination, row: Mistake) -> Facts | None:
         absent -= {name for names in ALIASES for name in names}
     for key, value in case.text.items():
         new = row.names.get(key) or meaning(key)
-        if new in absent and value == case.family.default(str(new)):
+        if new in absent and value == case.family.default(str(new)):  # it would change nothing
             continue
         if new not in absent or key in read:
+            # a right name of something else is no misspelled one
             other = key in {*known, *SIZES} or meaning(key) == "rope_type"
             new = None if other else nearest(key, absent, LIKENESS_OUTSIDE)
         kinds = (dict, str, list) if new in OBJECT_KEYS else (int, float, str)
@@ -565,7 +586,7 @@ def outer_key_near(case: Examination, row: Mistake) -> Facts | None:
 
 
 def scaling_called(name: str) -> str | None:
-    """Return the scaling that a key is the name of; None if it is none."""
+    """Return the rope_type that a word names, also in another spelling; None if it names none."""
     row = next(each for each in mistakes() if each.find == "type_misspelled")
     return name if name in keys.rope_types() else row.names.get(plain(name))
 
@@ -573,10 +594,11 @@ def scaling_called(name: str) -> str | None:
 def _unwrapped(
     rope: dict[str, Any], wrappers: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], bool] | None:
-    """Return a rope object without the object inside it that has its keys, and whether no key has
+    """Return a rope object with the keys of the object inside it as its own, and whether no key has
     two values; None if there is no such object.
 
-    The object inside has the name of a rope object or of a scaling, or one of `wrappers`.
+    The object inside has the name of a rope object or of a scaling, or one of `wrappers`. That of a
+    scaling becomes the rope_type if no other is given.
     """
     inside = [key for key, value in rope.items() if isinstance(value, dict)]
     name = inside[0] if len(inside) == 1 else ""
@@ -605,7 +627,7 @@ def object_wrapped(case: Examination, row: Mistake) -> Facts | None:
             return {**facts, "holder": case.text, "name": key}
         if not isinstance(value, dict):
             continue
-        # a family with one rope has no layer types in rope_scaling
+        # `keys` are names that could be layer types, but not in a family with one rope
         one = key == "rope_scaling" and case.family.known and not case.family.layer_thetas
         wrappers = row.keys if one and not case.text.get("layer_types") else ()
         for name, rope in {"": value, **layers_of(value)}.items():
@@ -636,6 +658,7 @@ def default_with_keys(case: Examination, row: Mistake) -> Facts | None:
         given = [key for key in row.names if rope.get(key) is not None]
         if type_of(rope) != "default" or not given:
             continue
+        # a factor of 1, or the trained length alone, scales nothing
         if rope.get("factor") == 1 or given == ["original_max_position_embeddings"]:
             continue
         trained, served = case.trained, max(case.served or 0, case.length or 0)
@@ -655,7 +678,7 @@ def default_with_keys(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def sections_as_text(case: Examination, row: Mistake) -> Facts | None:
-    """Find the pairs of each axis as a text, or as a list of texts."""
+    """Find mrope_section, the number of pairs for each axis, as a text or as a list of texts."""
     for place, rope in case.ropes():
         for key in (key for key in row.keys if key in rope):
             value = rope[key]

@@ -1,4 +1,9 @@
-"""Mistakes of values: impossible numbers, swapped numbers, and numbers in the wrong key."""
+"""Mistakes of values: impossible numbers, swapped numbers, and numbers in the wrong key.
+
+A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
+reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
+is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +17,8 @@ from ropewalk.diagnosis.published import REMOVABLE, published_theta, rows_of
 from ropewalk.diagnosis.spelling import at, rotary_keys
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
-#: a rope whose slowest pair turns more often than this within the served length is taken for a
-#: mistake; without a length, a theta below the least one is
+#: a theta is taken for a mistake if the slowest pair makes more turns than this within the served
+#: length or, where no length is given, if theta is below LEAST_THETA
 MOST_TURNS, LEAST_THETA = 32.0, 100.0
 #: a list of factors is the long one if its sum is this many times that of the other
 MUCH_LONGER = 1.5
@@ -41,6 +46,7 @@ def not_positive(case: Examination, row: Mistake) -> Facts | None:
     for place, holder in case.places():
         for key in (key for key in row.keys if key in holder):
             value = number_of(holder[key])
+            # true would be read as the number 1
             if holder[key] is True or (value is not None and value <= 0):
                 return _impossible(case, place, holder, key)
     return None
@@ -51,13 +57,14 @@ def theta_tiny(case: Examination, row: Mistake) -> Facts | None:
     """Find a theta with which even the slowest pair turns many times within the served length; or
     the reciprocal of a theta.
     """
+    # a factor above 1 slows the pairs; 0: no length is given
     length = (case.served or 0) / max(case.factor or 1.0, 1.0)
     for place, holder in case.places():
         for key in (key for key in row.keys if key in holder):
             value = positive(holder[key])
             if value is None or not case.family.known:
                 continue
-            tokens = 2 * math.pi * value  # of the slowest pair, however wide the head is
+            tokens = 2 * math.pi * value  # no pair has a longer wavelength
             if value >= 1 and (length <= tokens * MOST_TURNS if length else value >= LEAST_THETA):
                 continue
             facts = {**_impossible(case, place, holder, key), "tokens": tokens, "served": length}
@@ -70,7 +77,7 @@ def theta_tiny(case: Examination, row: Mistake) -> Facts | None:
 
 def _impossible(case: Examination, place: str, holder: dict, key: str) -> Facts:
     """Return the facts about an impossible number, with the number that was meant where the
-    lengths, a default or the published config say it.
+    lengths or the published config say it. A `new` of None removes the key: its default was meant.
     """
     facts = {"key": at(place, key), "value": holder[key], "holder": holder, "name": key}
     meant = ratio(case) or 0.0
@@ -137,7 +144,9 @@ def factor_is_one(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def swapped(case: Examination, row: Mistake) -> Facts | None:
-    """Find two keys of which the first must not be below the second."""
+    """Find two numbers in the wrong order: of the two `keys`, the first must not be below the
+    second.
+    """
     larger, smaller = row.keys
     for place, rope in case.ropes():
         high, low = positive(rope.get(larger)), positive(rope.get(smaller))
@@ -199,6 +208,7 @@ def mscale_alone(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _lists(rope: dict) -> tuple[list, list] | None:
+    """Return the short and the long factors of LongRoPE; None if one is no list of numbers above 0."""
     short, long = rope.get("short_factor"), rope.get("long_factor")
     if not isinstance(short, list) or not isinstance(long, list):
         return None
@@ -207,7 +217,9 @@ def _lists(rope: dict) -> tuple[list, list] | None:
 
 
 def rotated_pairs(case: Examination) -> int | None:
-    """Return the number of pairs that rotate by the config, whatever its scaling says."""
+    """Return the number of pairs of a head that rotate, by the head and its rotated part; None if
+    the width of the head is not known.
+    """
     width = case.head_dim
     latent = whole(case.text.get(keys.LATENT_KEY))
     if latent is not None:
@@ -220,7 +232,7 @@ def rotated_pairs(case: Examination) -> int | None:
 
 @finder
 def lists_swapped(case: Examination, row: Mistake) -> Facts | None:
-    """Find short factors that are larger than the long ones."""
+    """Find short factors of LongRoPE that are much larger in sum than the long ones."""
     for place, rope in case.ropes():
         lists = _lists(rope)
         if lists and sum(lists[0]) > MUCH_LONGER * sum(lists[1]) and max(lists[0]) > max(lists[1]):
@@ -253,7 +265,9 @@ def lists_doubled(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _half(values: list) -> list | None:
-    """Return a list of which each entry is repeated, once; None if entries are not repeated."""
+    """Return half of a list whose halves are equal, or whose neighbours are equal in twos; else
+    None.
+    """
     count = len(values) // 2
     if values[:count] == values[count:]:
         return values[:count]
@@ -293,12 +307,14 @@ def fraction_lost(case: Examination, row: Mistake) -> Facts | None:
     for place, rope in case.ropes():
         lists = _lists(rope)
         known = {row.get("rotated") for row in rows_of(case)}
+        # a fraction that is given is wrong only if the lists fit the published one
         if given is not None and (lists is None or known != {2 * len(lists[0])}):
             continue
         if given == (2 * len(lists[0]) / width if lists and width else None):
             continue
         if lists and width and len(lists[0]) == len(lists[1]) and 2 * len(lists[0]) < width:
             count = len(lists[0])
+            # sizes that are not published: 2 * count must be a multiple of width / 4
             if known != {2 * count} if known else 8 * count % width:
                 continue
             return {
@@ -340,8 +356,8 @@ def lists_absent(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def bands_missing(case: Examination, row: Mistake) -> Facts | None:
-    """Find the scaling of Llama 3 without its bands, which every Llama has the same; `names` has
-    the bands.
+    """Find the scaling of Llama 3 without the keys of its bands of frequencies, which have the same
+    values in every Llama: `names` has them, and `keys` the model types that are Llamas.
     """
     for place, rope in case.ropes():
         lack = {key: float(row.names[key]) for key in row.names if rope.get(key) is None}
@@ -380,8 +396,8 @@ def lists_misfit(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def sections_misfit(case: Examination, row: Mistake) -> Facts | None:
-    """Find mrope_section whose sum is not the number of pairs that rotate, or that has another
-    number of axes than the family.
+    """Find mrope_section, the number of pairs for each axis, whose sum is not the number of pairs
+    that rotate, or that has another number of axes than the family.
     """
     pairs = rotated_pairs(case)
     for place, rope in case.ropes():
@@ -417,8 +433,8 @@ def sections_misfit(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def fraction_contradicts_sections(case: Examination, row: Mistake) -> Facts | None:
-    """Find a fraction of the head that the sections of a config contradict, which fit the fraction
-    of the family.
+    """Find a rotated fraction of the head that is not the family's, beside sections that are the
+    family's and fit its fraction alone.
     """
     pairs, width, fraction = rotated_pairs(case), case.head_dim, case.family.partial
     if not pairs or not width or not case.family.reads_partial:
@@ -440,7 +456,7 @@ def fraction_contradicts_sections(case: Examination, row: Mistake) -> Facts | No
 
 @finder
 def sections_differ(case: Examination, row: Mistake) -> Facts | None:
-    """Find sections that no published model of these sizes has."""
+    """Find sections other than the family's, in a model of published sizes that the family's fit."""
     sections = list(case.family.sections or ())
     if not rows_of(case):
         return None
@@ -550,10 +566,11 @@ def head_dim_wrong(case: Examination, row: Mistake) -> Facts | None:
     )
     if head is None or case.text.get(keys.LATENT_KEY) is not None:
         return None
-    # the only head would be as wide; an odd width may be short of any number
+    # only if the model has one head is it as wide as the hidden size
     whole_model = size == head and heads is not None and heads > 1
     if not head % 2 and not (size == head and heads is not None and heads > 1):
         return None
+    # an odd width next to size / heads is a slip of it; of any other, nothing is known
     new = size // heads if size and heads and size % heads == 0 else None
     name = next(key for key in keys.HEAD_DIM_KEYS if key in case.text)
     return {
@@ -570,7 +587,9 @@ def head_dim_wrong(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def head_beside_latent(case: Examination, row: Mistake) -> Facts | None:
-    """Find a head_dim that contradicts the rotated width of latent attention."""
+    """Find a head_dim that contradicts the rotated width of latent attention; `names` has the model
+    types whose class in transformers takes head_dim for that width.
+    """
     own, width = whole(case.text.get("head_dim")), whole(case.text.get(keys.LATENT_KEY))
     if case.model_type not in row.names or None in (own, width) or own == width:
         return None

@@ -31,9 +31,9 @@ from ropewalk.spec import RopeSpec
 #: the newest release of every engine whose rules are in the package, the reference first
 ENGINES: dict[str, Release] = newest()
 REFERENCE = "hf"
-#: the key under which a text model that no class reads at its place is named
+#: the key under which `audit` puts what `_unread_part` returns
 UNREAD_PART = "unread_part"
-#: how a finding is known
+#: how a finding is known, by the words of the module's docstring
 RUN, RECORDED, RULE, NOT_KNOWN = "run", "recorded", "rule", "not known"
 #: keys whose null each family reads in its own way, as an error, the whole head or a default; the
 #: rules do not say which
@@ -63,6 +63,9 @@ class EngineFinding:
     """What one engine computes for one layer type at one length; `problem` says why there is no
     result.
 
+    radians        the frequency of each pair in radians per token; () if there is a problem
+    rules          what the engine does other than the config describes
+    difference     from the reference; None: none, or there is a problem, or it is the reference
     known          how this is known: "run" (here), "recorded" (this very config was run), "rule"
                    (read in the sources of the release), or "not known"
     version, date  the release of the engine, and when it was run or read
@@ -91,7 +94,11 @@ class EngineFinding:
 
 @dataclass(frozen=True)
 class Audit:
-    """The findings for every engine, including the reference; print it, or call `as_dict()`."""
+    """The findings for every engine, including the reference; print it, or call `as_dict()`.
+
+    max_model_len  the longest sequence, in tokens, that an engine is started for
+    engines        {engine: the release whose rules were used}; None: ENGINES
+    """
 
     model_type: str | None
     max_model_len: int
@@ -208,7 +215,7 @@ def audit(
     loaded = config_file.load(config)
     text = config_file.text_part(loaded)
     outside = {f"{key}_outside": loaded[key] for key in ROPES if loaded.get(key)}
-    if text is not loaded:  # a rule may say what an engine does with it
+    if text is not loaded:  # the config has a part for its text model
         if loaded.get("rope_theta") is not None:
             outside["rope_theta_outside"] = loaded["rope_theta"]
         vision = loaded.get("vision_config")
@@ -220,6 +227,7 @@ def audit(
             )
         outside[UNREAD_PART] = _unread_part(loaded)
         outside[OUTER_ARCHITECTURES] = loaded.get("architectures")
+        # rules are about the text model, and find keys of the whole config under these names
         text = {**text, **outside, OUTER_TYPE: loaded.get("model_type")}
     if DIFFUSERS_KEY in text:
         raise RopeError(
@@ -261,8 +269,12 @@ def _unread_part(config: Mapping[str, Any]) -> str | None:
 class _Question:
     """One config, and what each engine takes it for.
 
-    `text` is the config as most engines read it; an engine may take a config that `from_hf` refuses
-    for another one, or raise an error.
+    original  the config as given; an engine may take a config that `from_hf` refuses for another
+              one, or raise an error
+    text      the config as most engines read it, which `from_hf` reads; `specs` are its specs
+    limit     the longest sequence that engines are started for; None: each has a default
+    length    tokens of the longest sequence of the batch; None: not given
+    why       REASONS for which `from_hf` refuses the original
     """
 
     def __init__(
@@ -281,7 +293,7 @@ class _Question:
         try:
             self.specs, self.explanation = read_specs(text, "exact")
             self.text = text
-            if REASONS[NO_LAYER_TYPE](text):
+            if REASONS[NO_LAYER_TYPE](text):  # `from_hf` takes any name for a layer type
                 self.why = [NO_LAYER_TYPE]
                 self.text = usual(text)
                 self.specs, self.explanation = read_specs(self.text, "exact")
@@ -313,6 +325,7 @@ class _Question:
         for layer_type, spec in specs.items():
             if spec is not None:
                 given = self.limit is not None
+                # only max_position is read of this one; both lengths follow from it
                 case = ServedLayer(spec, text, layer_type, 1, 1, given)
                 limit = _default_limit(spec, case.max_position) or self.length
                 if self.limit is not None:
@@ -343,10 +356,12 @@ class _Question:
             return self._apply(release, self.cases[layer_type], length)
 
         def failed(problem: str) -> EngineReading:
+            """Return a reading with this problem."""
             case = replace(self.cases[layer_type], length=length)
             return EngineReading(case, release.read).fail(problem)
 
-        def of(config: Mapping[str, Any]) -> EngineReading:
+        def reading_of(config: Mapping[str, Any]) -> EngineReading:
+            """Return what the rules say about a config that `from_hf` reads."""
             try:
                 cases = self.cases_of(config, read_specs(config, "exact")[0])
             except RopeError as error:
@@ -356,8 +371,9 @@ class _Question:
             return self._apply(release, cases[layer_type], length)
 
         def same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-            ours, theirs = of(first), of(second)
-            return (ours.problem, ours.frequencies()) == (theirs.problem, theirs.frequencies())
+            """Return whether the engine computes the same from two configs."""
+            one, other = reading_of(first), reading_of(second)
+            return (one.problem, one.frequencies()) == (other.problem, other.frequencies())
 
         original, left_out = self.original, ""
         if self.left_out:
@@ -369,12 +385,13 @@ class _Question:
             return failed(taken)
         if left_out:
             return failed(left_out)
-        reading = of(taken)
+        reading = reading_of(taken)
         if reading.problem is None:
             rope = ServedLayer(reading.spec, self.original, layer_type, 1, 1).rope_with_nulls
+            # the rules were applied to placeholders of values that no scaling accepts
             reading.spec = reading.spec.with_(scaling=put_back(reading.spec.scaling, rope))
             try:
-                reading.frequencies()
+                reading.frequencies()  # they must be numbers
             except (ArithmeticError, ValueError) as error:
                 return failed(f"not known: {error}")
         reading.rules[:0] = notes
@@ -395,7 +412,7 @@ class _Question:
             return reading.fail(f"not known: {nulls[0]} is null; remove the key")
         try:
             reading = release.apply(case, self.releases)
-            reading.frequencies()
+            reading.frequencies()  # raises an error for numbers that no rope can have
         except (RopeError, ArithmeticError, ValueError) as error:
             return EngineReading(case, release.read).fail(f"not known: {error}")
         return reading
@@ -403,7 +420,7 @@ class _Question:
 
 def _unrotated(asked: _Question, length: int) -> Iterator[EngineFinding]:
     """Yield the findings about a config of which no layer rotates."""
-    spec = RopeSpec(head_dim=64)
+    spec = RopeSpec(head_dim=64)  # any spec: nothing of it is shown
     for layer_type in asked.specs:
         for engine, release in asked.releases.items():
             case = ServedLayer(spec, asked.original, layer_type, length, length)
@@ -411,7 +428,7 @@ def _unrotated(asked: _Question, length: int) -> Iterator[EngineFinding]:
             problem = None if refused is None else refused.problem
             if problem is None and case.model_type not in release.lists.get("read_unrotated", ()):
                 problem = f"not known: whether {release.title} rotates a layer of this config"
-            if engine == REFERENCE and refused is None:
+            if engine == REFERENCE and refused is None:  # that no layer rotates is its own reading
                 problem = None
             known = NOT_KNOWN if (problem or "").startswith("not known") else RULE
             yield EngineFinding(
@@ -495,6 +512,7 @@ def _findings(
         for key, value in asked.text.items()
         if key not in (OUTER_TYPE, OUTER_ARCHITECTURES, UNREAD_PART)
     }
+    # a record of the config as `from_hf` would read it says nothing of one that it refuses
     name = "" if asked.why else digest(text, asked.specs, length, asked.limit)
     found = []
     for engine, release in asked.releases.items():
@@ -511,7 +529,7 @@ def _findings(
             evidence = f"run here, {release.title} {run.version}, {run.date}"
             finding = _measured(finding, run.found, RUN, run.version, run.date, evidence)
         found.append(finding)
-    if all(_rotation(finding) is None for finding in found):
+    if all(_rotation(finding) is None for finding in found):  # there is nothing to compare
         return found
     reference = next(finding for finding in found if finding.engine == REFERENCE)
     # where transformers computes no rope, engines are compared with what the config describes
@@ -589,6 +607,7 @@ def _measured(
     if found is None:
         found = Rotation((0.0,) * len(finding.radians), 1.0, (0,) * len(finding.radians))
     said = _rotation(finding)
+    # over 2 tokens: only whether they differ is asked
     if said is not None and compare(said, found, 2, SAME_IN_RUNS) is None:
         return replace(finding, **about)  # the rule's numbers are the exact ones
     numbers: dict[str, Any] = {
@@ -608,7 +627,9 @@ def _rotation(finding: EngineFinding) -> Rotation | None:
 
 
 def _compared(finding: EngineFinding, reference: Rotation, length: int) -> EngineFinding:
-    """Return the finding with its difference from the reference."""
+    """Return the finding with its difference from the reference; unchanged if it is the reference's
+    own, or has a problem.
+    """
     rotation = _rotation(finding)
     if rotation is None or finding.engine == REFERENCE:
         return finding

@@ -11,9 +11,11 @@ from ropewalk.axes import AxisMap
 from ropewalk.config import keys
 from ropewalk.spec import RopeSpec
 
-#: the key under which rules find the model_type of the config that a text model is a part of
+#: the keys under which rules find the model_type and the architectures of the whole config that a
+#: text model is a part of
 OUTER_TYPE = "model_type_outside"
 OUTER_ARCHITECTURES = "architectures_outside"
+#: the config key of the trained length
 TRAINED = "original_max_position_embeddings"
 #: the config keys of the served length, and of the fraction of the head that rotates
 LENGTH_KEYS = (
@@ -29,6 +31,7 @@ FRACTION_KEYS = ("partial_rotary_factor", "rotary_pct", "rotary_emb_fraction")
 
 
 def _object(value: Any) -> Mapping[str, Any]:
+    """Return a value if it is an object, else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
@@ -39,7 +42,9 @@ def declared_types(config: Mapping[str, Any]) -> list[str]:
 
 
 def ropes_by_layer_type(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return {layer type: its rope object} if `rope_parameters` has one for each, else {}."""
+    """Return {layer type: its rope object} if `rope_parameters` has one for each, else {}. A null
+    under a declared layer type counts as an empty object.
+    """
     v5 = _object(config.get("rope_parameters"))
     declared = declared_types(config)
     return {
@@ -61,6 +66,7 @@ class ServedLayer:
     length          tokens of the longest sequence of the batch
     limit_is_given  whether the caller gave `max_model_len`; else every engine has a default of its
                     own
+    rope            the keys of this layer type's rope that are not null
     """
 
     spec: RopeSpec
@@ -75,8 +81,8 @@ class ServedLayer:
         object.__setattr__(self, "rope", self._rope())
 
     def _rope(self) -> dict[str, Any]:
-        """Return the keys of the rope that are not null, {} for a layer type that the scaling of
-        the config does not apply to.
+        """Return the keys of the rope that are not null; {} if the config names one scaling for all
+        layer types, but its code does not apply it to this one.
         """
         rope = {key: value for key, value in self.rope_with_nulls.items() if value is not None}
         if self.rope_with_nulls.get("truncate", True) is None:
@@ -185,4 +191,5 @@ class ServedLayer:
 
 
 def _name(rope: Mapping[str, Any]) -> str:
+    """Return the name of a rope's scaling, by either key; "default" if it has none."""
     return str(rope.get("rope_type") or rope.get("type") or "default")

@@ -105,6 +105,7 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "rope_local_base_freq is null": lambda reading: (
         reading.case.config.get("rope_local_base_freq", 0) is None
     ),
+    # here and below, a list that is absent counts as a very long one: it is not too short
     "fewer entries of no_rope_layers than layers": lambda reading: (
         len(reading.case.config.get("no_rope_layers") or [0] * 10**6)
         < (reading.case.config.get("num_hidden_layers") or 0)
@@ -155,18 +156,20 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
 
 
 def _sections_for_another_part(case: ServedLayer) -> bool:
+    """Return whether the config gives a fraction of the head other than the one that rotates."""
     fraction = case.value("fraction")
     return fraction is not None and case.spec.rotated_dims != int(case.head_dim * fraction)
 
 
 def _lacks_a_rope(case: ServedLayer) -> bool:
+    """Return whether `rope_parameters` has no rope for a declared layer type, full or sliding."""
     ropes = case.config.get("rope_parameters") or {}
     attending = {"full_attention", "sliding_attention"} & {*declared_types(case.config)}
     return any(ropes.get(name) is None for name in attending)
 
 
 def _named_outside(case: ServedLayer) -> str | None:
-    """Return the name of the scaling that a config has beside its text model."""
+    """Return the name of the scaling that a config has beside its text model; None: it has none."""
     rope = case.config.get("rope_scaling_outside")
     return (rope.get("rope_type") or rope.get("type")) if isinstance(rope, Mapping) else None
 
@@ -185,9 +188,10 @@ WRAPPERS = (
 
 
 def _own_name(case: ServedLayer) -> str | None:
-    """Return the name of the scaling that a config class with a part for the text model has itself,
-    not in that part.
+    """Return the name of the scaling that a config of WRAPPERS has itself, not in the part for its
+    text model; None for other configs and for a rope without a name.
     """
+    # `audit` adds the ropes of the whole config to those of the text model under these keys
     config, suffix = case.config, "_outside"
     if OUTER_TYPE not in config:
         suffix = ""
@@ -201,10 +205,12 @@ def _own_name(case: ServedLayer) -> str | None:
 
 
 def _scaled_outside(case: ServedLayer) -> bool:
+    """Return whether a config has a scaling beside its text model."""
     return _named_outside(case) not in (None, "default", "mrope")
 
 
 def _other_number_of_layer_types(case: ServedLayer) -> bool:
+    """Return whether `layer_types` are more or fewer than the layers; False if one is not given."""
     types, layers = case.config.get("layer_types"), case.config.get("num_hidden_layers")
     return isinstance(types, list) and layers is not None and len(types) != layers
 

@@ -73,6 +73,7 @@ def compare(
         _padded(reference.axis_of_pair, pairs), _padded(engine.axis_of_pair, pairs), strict=True
     )
     frequency_differs = [abs(a - b) > same * abs(a) for a, b in zip(ours, theirs, strict=True)]
+    # a pair counts as having another axis only if its frequency is the same
     axis_differs = [a != b and not f for (a, b), f in zip(axes, frequency_differs, strict=True)]
     different = [i for i in range(pairs) if frequency_differs[i] or axis_differs[i]]
     temperature = (engine.magnitude / reference.magnitude) ** 2
@@ -92,6 +93,7 @@ def compare(
         each = zip(ours, theirs, strict=True)
         gaps = [b - a for a, b in each]
         changes = _score_changes(gaps, temperature, length)
+        # the gap of a pair with the same frequency is rounding
         gaps = [g if f else 0.0 for g, f in zip(gaps, frequency_differs, strict=True)]
     first = different[0] if different else None
     square = reference.magnitude**2
@@ -115,8 +117,9 @@ def _padded(values: Sequence[float], pairs: int) -> list[float]:
 
 
 def _score_changes(gaps: list[float], temperature: float, max_distance: int) -> list[float]:
-    """Return |t e^{i g d} - 1| for distances d and pairs, the largest change of q . k for unit
-    vectors in one pair.
+    """Return |t e^{i g d} - 1| for every distance d of at most DISTANCES between 1 and
+    `max_distance`, evenly spaced in their logarithms, and every pair: the largest change of q . k
+    for unit vectors in that pair.
 
     g is a gap, the radians by which the pair is off after one step; t is the temperature, the
     factor of the other engine on every logit.

@@ -38,14 +38,14 @@ def disagreements(
 
 
 def length_notes(config: Any, max_model_len: int) -> tuple[str, ...]:
-    """Return which of vLLM and SGLang multiply the served length of a config by the factor of its
-    scaling, and what lets the other one start for `max_model_len` tokens; nothing if the config
-    serves that many.
+    """Return a line about those of vLLM and SGLang that multiply the served length of a config by
+    the factor of its scaling, if any, and for each that does not a line about what lets it start
+    for `max_model_len` tokens; () if the config serves that many.
     """
     text = config_file.text_part(config_file.load(config))
     specs = {name: spec for name, spec in read_specs(text)[0].items() if spec is not None}
     scaled = [name for name, spec in specs.items() if spec.scaling.name != "default"]
-    layer_type = (scaled or list(specs))[0]
+    layer_type = (scaled or list(specs))[0]  # the first with a scaling, or else the first
     case = ServedLayer(specs[layer_type], text, layer_type, max_model_len, max_model_len, True)
     if case.max_position is None or case.max_position >= max_model_len:
         return ()

@@ -103,7 +103,7 @@ def _limit(reading: EngineReading, rule: Rule, release: Release, releases: Relea
 
 @_operation("as another engine")
 def _as(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """The engine runs the code of another one."""
+    """The engine runs the code of another one: all of its rules apply, and no further row."""
     other = releases[rule.values["engine"]].apply(reading.case, releases)
     vars(reading).update(vars(other))
     reading.add_rule(rule.about, rule.text(reading), rule.source)
@@ -159,8 +159,8 @@ def _misfit(factors: int, pairs: int) -> str:
 
 @_operation("rotate")
 def _rotate(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """How many dimensions rotate: `width`, or `fraction` of the head; `even`: an odd number of them
-    is refused; `strict`: so are factors of LongRoPE that do not fit them.
+    """Another number of dimensions rotates: `width`, or if that is not given `fraction` of the
+    head; `even`: an odd number is refused; `strict`: so are factors of LongRoPE that do not fit it.
     """
     case, values = reading.case, rule.values
     size = case.spec.head_dim
@@ -206,8 +206,8 @@ def _mscales(case: ServedLayer, factor: float) -> float:
 
 
 def _both(case: ServedLayer, factor: float, nonzero: bool = False) -> float | None:
-    """Return the magnitude of `mscale` and `mscale_all_dim`; None if one is absent, or is 0 and
-    `nonzero` is set.
+    """Return the magnitude that `mscale` and `mscale_all_dim` give; None if one of them is absent,
+    or is 0 and `nonzero` is set.
     """
     keys = (case.rope.get("mscale"), case.rope.get("mscale_all_dim"))
     if any(value is None or (nonzero and not value) for value in keys):
@@ -291,14 +291,17 @@ def _longrope(reading: EngineReading, rule: Rule, release: Release, releases: Re
     case, values = reading.case, rule.values
     scaling = reading.spec.scaling
     assert isinstance(scaling, LongRope)  # for the type checker
-    text, long = rule.text(reading) if values["use"] != "limit" else "", values["use"] == "long"
     if values["use"] == "limit":
         limit = case.max_model_len
         if not case.limit_is_given and "limit" in values:
-            trained = scaling.original_length if values.get("trained") else case.max_model_len
-            limit = int(_value(case, values["limit"]) or trained)
+            # without a value of that key: the trained length, or the default of `audit`
+            other = scaling.original_length if values.get("trained") else case.max_model_len
+            limit = int(_value(case, values["limit"]) or other)
         long = limit > scaling.original_length
         text = rule.text(reading, factors="long" if long else "short", limit=limit)
+    else:
+        long = values["use"] == "long"
+        text = rule.text(reading)
     reading.fix_longrope_factors(scaling.original_length, long, text, rule.source)
     if "magnitude" in values:
         key = values["magnitude"].get("long" if long else "short")
@@ -359,7 +362,7 @@ def _interleave(reading: EngineReading, rule: Rule, release: Release, releases: 
     """
     _, height, width = reading.case.sections
     axes = [0] * reading.spec.pairs
-    for axis, count in ((1, height), (2, width)):  # both end at the last pair
+    for axis, count in ((1, height), (2, width)):  # a section too long for it ends at the last pair
         places = slice(axis, 3 * count, 3)
         axes[places] = [axis] * len(axes[places])
     fields = {"axes": AxisMap(tuple(axes), 3)}
@@ -383,7 +386,9 @@ def _no_rotation(reading: EngineReading, rule: Rule, release: Release, releases:
 
 @_operation("still pairs")
 def _still(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """Pairs beyond three times their section follow a fourth axis, where every position is 0."""
+    """Pairs beyond three times their section follow a fourth axis, where every position is 0, so
+    they do not rotate.
+    """
     sections = reading.case.sections
     still = frozenset(i for i in range(reading.spec.pairs) if i >= 3 * sections[i % 3])
     reading.unrotated_pairs = still
@@ -402,6 +407,7 @@ def _arguments(reading: EngineReading, rule: Rule, release: Release, releases: R
         config.get(OUTER_TYPE, ""), release.models[case.model_type or ""]
     )
     v5 = config.get("rope_parameters") or {}
+    # `read`: whether and how the class reads theta and the scaling from `rope_parameters`
     theta_key, read = model.get("theta_key", "rope_theta"), model.get("v5", "never")
     theta, keys = config.get(theta_key), config.get("rope_scaling")
     fraction = config.get(model.get("fraction_key", "partial_rotary_factor"))
@@ -421,7 +427,7 @@ def _arguments(reading: EngineReading, rule: Rule, release: Release, releases: R
     elif read == "if missing" and v5:
         theta = v5.get("rope_theta") if theta is None else theta
         keys = v5 if keys is None else keys
-    elif case.layer_type == "sliding_attention" and "sliding" in model:
+    elif case.layer_type == "sliding_attention" and "sliding" in model:  # an unscaled rope
         keys = None
         theta = config.get(model["sliding"], 10_000.0) if model["sliding"] else theta
     if model.get("fraction_in_rope"):
@@ -480,7 +486,7 @@ def _build(reading: EngineReading, rule: Rule, release: Release, releases: Relea
     reads; `to` names one whatever the object says.
     """
     case, keys = reading.case, reading.keys or {}
-    # `type` takes precedence
+    # of the two names of a scaling, `type` takes precedence
     rope_type = str(keys.get("type") or keys.get("rope_type", "default")) if keys else "default"
     rope_type = rule.values.get("to", rope_type) if keys else rope_type
     if rope_type == "longrope":
@@ -535,7 +541,9 @@ def _mlx_scaling(
 
 
 def _mlx_longrope(reading: EngineReading, keys: Mapping[str, Any], rule: Rule) -> None:
-    """LongRoPE in mlx-lm: always the long factors."""
+    """Change the reading to LongRoPE as mlx-lm computes it, always with the long factors; `keys` is
+    the rope object that its model class reads.
+    """
     scaling, pairs = reading.spec.scaling, reading.spec.pairs
     described = reading.case.spec.scaling
     if isinstance(described, LongRope) and len(described.long_factor) != pairs:
@@ -577,8 +585,8 @@ def _factor_of_length(release: Release, case: ServedLayer) -> Any:
 
 
 def _is_read(release: Release, case: ServedLayer) -> bool:
-    """Return whether the engine multiplies the served length by the factor: if the rope is the only
-    one and has no trained length.
+    """Return whether the engine multiplies the served length by the factor: only if there is one
+    rope for all layer types, and neither the config nor its class gives a trained length in it.
     """
     own_class = case.model_type in release.length["own_class"]
     # transformers' config class writes the trained length into scalings if the config has none

@@ -34,8 +34,8 @@ def frequencies_of(spec: RopeSpec, length: int | None = None) -> tuple[tuple[flo
     """Return the radians per step of each pair, pair 0 first, and the magnitude, as floats."""
     found = spec.ladder_frequencies(length)
     radians: Any = found.radians
-    plain = radians.tolist() if hasattr(radians, "tolist") else radians
-    return tuple(map(float, plain)), float(found.magnitude)
+    numbers = radians.tolist() if hasattr(radians, "tolist") else radians  # a tensor
+    return tuple(map(float, numbers)), float(found.magnitude)
 
 
 def mscale(factor: float, weight: float = 1.0) -> float:
@@ -183,11 +183,14 @@ class EngineReading:
 
 
 def _computed(spec: RopeSpec, length: int) -> tuple[tuple[float, ...], float]:
+    """Return the radians per step of each pair and the magnitude, which show a changed field."""
     return frequencies_of(spec, length)
 
 
 def _for_width(scaling: Scaling, width: int) -> Scaling:
-    """Return a scaling that fits `width` rotated dimensions: LongRoPE has one factor for each pair."""
+    """Return a scaling for `width` rotated dimensions: itself, or none for a LongRoPE that has
+    another number of factors than pairs.
+    """
     if isinstance(scaling, LongRope) and len(scaling.short_factor) != width // 2:
         return Default()
     return scaling

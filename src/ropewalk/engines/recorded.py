@@ -26,7 +26,9 @@ AS_DESCRIBED = "as described"
 class Record:
     """The runs of one release of an engine.
 
-    since     the oldest of the releases run that computed the same from every config
+    version   the newest release that was run, on `date`
+    since     the oldest of the releases run that computed the same from every config; None:
+              `version` alone
     families  {model type: the scalings that it was run with}
     ropes     every rope that is not what the config describes, once: [radians, magnitude, axes]
     cells     {config: {layer type: AS_DESCRIBED, the index of a rope, None for no rotation, or the
@@ -58,6 +60,7 @@ class Record:
         if entry == AS_DESCRIBED:
             return Cell(Rotation(*frequencies_of(spec, length), spec.axis_of_pair))
         radians, magnitude, axes = self.ropes[entry]
+        # a rope with one axis is written without axes
         return Cell(Rotation(tuple(radians), magnitude, tuple(axes or [0] * len(radians))))
 
 
@@ -82,11 +85,13 @@ def load(*folders: Path) -> dict[str, Record]:
 
 
 def _order(version: str) -> list[int]:
+    """Return the numbers of a version, by which releases are sorted."""
     return [int(part) for part in version.split(".") if part.isdigit()]
 
 
 @cached("config keys without a rope", entries=1)
 def _other_keys() -> frozenset[str]:
+    """Return the config keys that no rope depends on."""
     text = (FOLDER / "other_keys.toml").read_text(encoding="utf-8")
     return frozenset(tomllib.loads(text)["keys"])
 

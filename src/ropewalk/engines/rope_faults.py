@@ -1,4 +1,8 @@
-"""The rope objects of a config, and what may be wrong in them."""
+"""The rope objects of a config, and what may be wrong in them.
+
+A `rope` is one such object, of a config or of one of its layer types; a `place` is a config or a
+rope, since both may hold theta or the rotated fraction.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +40,19 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "longrope": ("short_factor", "long_factor"),
     "su": ("short_factor", "long_factor"),
 }
+#: the factors of LongRoPE: a number for each pair
 LISTS = ("short_factor", "long_factor")
 #: config keys of widths, which are integers
 WIDTHS = ("head_dim", "qk_rope_head_dim", "rotary_dim")
 #: the layer types with attention that transformers knows
 LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
+#: the two settings of Llama 3 that part the pairs into bands
 BANDS = ("low_freq_factor", "high_freq_factor")
+#: keys of a rope that change its magnitude alone
 MAGNITUDES = ("attention_factor", "attn_factor", "mscale", "mscale_all_dim")
 #: keys of a rope with a number that changes no frequency
 BESIDE = ("llama_4_scaling_beta", "short_mscale", "long_mscale")
+#: PhiMoE's magnitudes of LongRoPE
 MSCALES = ("short_mscale", "long_mscale")
 #: config keys of the fraction of the head that rotates, and of theta, beside a rope
 FRACTIONS = ("partial_rotary_factor", "rotary_pct", "rotary_emb_fraction")
@@ -63,8 +71,8 @@ def all_ropes(config: Config) -> list[Config]:
 
 
 def is_layer(name: str, value: Any) -> bool:
-    """Return whether an entry of a rope object is the rope of a layer type; a key of a rope may
-    hold an object by mistake.
+    """Return whether an entry of a rope object is the rope of a layer type; an object under a key
+    that a rope itself has is not.
     """
     return isinstance(value, Mapping) and name not in keys.inner_keys()
 
@@ -108,6 +116,7 @@ def number_in(value: Any) -> Any:
     """
     if not is_numeric_text(value):
         return value
+    # up to 18 digits fit into 64 bits
     return int(value) if value.isdigit() and len(value) < 19 else float(value)
 
 
@@ -170,8 +179,8 @@ def has_factor_below_zero(rope: Config) -> bool:
 
 
 def width_of(config: Config) -> int:
-    """Return how many dimensions of a head rotate by the fraction of the config or of its ropes; 0
-    if it gives none, or no width of a head.
+    """Return how many dimensions of a head rotate by the first fraction that the config or one of
+    its ropes gives; 0 if none does, or if the width of a head is not given.
     """
     size: Any = config.get("head_dim")
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
@@ -248,11 +257,12 @@ def is_at_most_zero(value: Any) -> bool:
 
 
 def _are_no_numbers(value: Any) -> bool:
+    """Return whether a value is no list, or a list with anything but numbers."""
     return not isinstance(value, list) or not all(map(_is_number, value))
 
 
 def no_objects(config: Config) -> list[str]:
-    """Return the keys of ropes whose value is no object."""
+    """Return those of the keys of rope objects that have a value other than an object or null."""
     return [key for key in ROPES if not isinstance(config.get(key), Mapping | None)]
 
 
@@ -267,6 +277,7 @@ def has_null_needed(rope: Config) -> bool:
 
 
 def _is_number(value: Any) -> bool:
+    """Return whether a value is a number of less than 1e9 in size; true and false are none."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and abs(value) < 1e9
 
@@ -323,8 +334,10 @@ def pairs_of(config: Config) -> int:
     """Return how many pairs of a head rotate; 0 if that cannot be read."""
 
     def plain(rope: Config) -> Config:
+        """Return a rope without faults that rotates as many pairs."""
         # a scaled rope reads partial_rotary_factor in families whose unscaled one does not
         is_scaled = name_of(rope) not in (None, "default", "mrope")
+        # any scaling will do: only the number of pairs is asked for
         name = {"rope_type": "linear", "factor": 2.0} if is_scaled else {"rope_type": "default"}
         kept = ("rope_theta", "partial_rotary_factor")
         return name | {key: rope[key] for key in kept if key in rope}
@@ -361,7 +374,7 @@ def has_wrong_sections(config: Config) -> bool:
 
 
 def has_three_sections(config: Config) -> bool:
-    """Return whether the sections of every rope that has them are three."""
+    """Return whether every mrope_section of a config has three entries; true if it has none."""
     given = [rope.get("mrope_section") for rope in all_ropes(config)]
     return all(len(each) == 3 for each in given if isinstance(each, list))
 
@@ -379,7 +392,9 @@ def has_two_ropes(config: Config) -> bool:
 
 
 def has_one_rope_for_all(config: Config) -> bool:
-    """Return whether a family with a rope for each layer type has one in `rope_parameters`."""
+    """Return whether a family with a rope for each layer type has only one, for all, in
+    `rope_parameters`.
+    """
     layered = ("gemma3_text", "gemma3n_text", "olmo3", "modernbert", "modernbert-decoder")
     return (
         config.get("model_type") in layered
@@ -435,15 +450,17 @@ def lacks_factors(config: Config, key: str) -> bool:
 
 
 def _is_text(value: Any) -> bool:
+    """Return whether a value is a text, a list or an object."""
     return isinstance(value, str | list | Mapping)
 
 
 def _is_fraction_of_length(value: Any) -> bool:
+    """Return whether a length is a float above 0 that is not whole."""
     return isinstance(value, float) and value > 0 and not value.is_integer()
 
 
-#: {fault: (the keys that may have it, in a config or its ropes; whether a value has it)}; all are
-#: values that `from_hf` refuses and that no reason of its own is about
+#: {fault: (the keys that may have it, in a config or its ropes; whether a value has it)}: values
+#: that `from_hf` refuses, each also one of the REASONS of unread.py
 FAULTS: dict[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
     "truth value instead of a number": (
         (*NUMBERS, *THETAS, *FRACTIONS),
@@ -477,7 +494,8 @@ FAULTS: dict[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
     "fraction below 0": (FRACTIONS, lambda value: _is_number(value) and value < 0),
     "rotary_emb_base that is no number": (("rotary_emb_base",), _is_text),
 }
-#: possible values for the keys of FAULTS, and others
+#: a possible value for each key of FAULTS and, in OTHERS, a second one: an engine that computes the
+#: same with both does not read the key
 POSSIBLE = NUMBERS | {
     **dict.fromkeys(BESIDE, 1.0),
     **dict.fromkeys(FRACTIONS, 0.5),

@@ -37,10 +37,10 @@ SCALINGS_READ = [
     "ntk",
 ]
 
-#: the part of the rows about what a config class refuses before any rope is built; they hold for
-#: the engines that use the class too
+#: the `part` of rows about what a config class refuses before any rope is built; they hold for the
+#: engines that use the class too
 WHOLE = "whole config"
-#: what a config class checks: whether a value has the type
+#: {type of a value, in the words of errors: whether a value has it}, as config classes check it
 TYPES: dict[str, Callable[[Any], bool]] = {
     "an integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
     "an integer above 0": lambda value: TYPES["an integer"](value) and value > 0,
@@ -85,6 +85,9 @@ class Rule:
 
     then                  what the engine does, one of OPERATIONS, and `values`, its parameters
     about, says, source   the topic, what the engine does in words, and the file in its sources
+    id                    the name by which a file with `extends` replaces the row
+    part                  the name of a group of rows that other engines may apply by themselves
+    chain                 of the rows with this name only the first that matches applies
     """
 
     then: str
@@ -127,7 +130,7 @@ class Rule:
 
     @property
     def is_about_family(self) -> bool:
-        """Whether the row applies to a family whatever its rope is."""
+        """Whether the row is about certain families, whatever their rope and other keys are."""
         others = (self.scaling, self.not_scaling, self.layer_type, self.given, self.lacks)
         written = (self.null, self.is_, self.is_not)
         return (
@@ -138,7 +141,7 @@ class Rule:
         )
 
     def first_null(self, case: ServedLayer) -> str | None:
-        """Return the first key of `null` that the config writes as null."""
+        """Return the first key of `null` that the rope writes as null; None if there is none."""
         rope = case.rope_with_nulls
         return next((key for key in self.null if key in rope and rope[key] is None), None)
 
@@ -167,9 +170,16 @@ def _holds(condition: str, reading: EngineReading) -> bool:
 class Release:
     """One release of an engine: what its rules file says.
 
+    engine    its name in `audit`; `title`: its name in texts
+    version   the release whose code was read; `read`: when
     families  the model types whose code was read; of all others nothing is known
+    rules     the rows of the file, in their order
     length    whether and how the engine multiplies the served length by a factor
     models    {model type: what the engine's model class reads}, for mlx-lm
+    scalings  {rope_type: the scaling that it is, its keys and their defaults}, for mlx-lm
+    not_known what is not known of a family that was not read, in words
+    lists     {name: model types}, for rows that name a list as "@name"
+    unread    rows about configs that `from_hf` refuses, see unread.py
     needs     {model type: keys of the config that its class demands}, for mlx-lm
     nulls_refused  {key of the config: families whose config class takes no null for it}
     types     keys of the config whose values the config class checks: rows with `keys`, the type
@@ -202,8 +212,8 @@ class Release:
         why: Iterable[str],
         same: Callable[[Mapping[str, Any], Mapping[str, Any]], bool],
     ) -> tuple[Mapping[str, Any] | str, list[EngineRule]]:
-        """Return the config that the engine takes this one for, or its problem with it, and the rules
-        that say so.
+        """Return the config that the engine takes this one for, or the text of its problem with it,
+        and the rules that say so.
 
             why   the REASONS for which `from_hf` refuses the config; a row `unread` says what the
                   engine does with one
@@ -226,7 +236,7 @@ class Release:
                 and ("names" not in row or _has_name(config, row["names"]))
                 and not (row.get("alone") and "model_type_outside" in config)
             )
-            row = next(families, {})
+            row = next(families, {})  # the first that is about such a config
             if reason in OTHER and not row.get("always") and "as" not in row:
                 taken, other = TAKEN_AS[USUAL[reason]](config), TAKEN_AS[OTHER[reason]](config)
                 if same(usual(taken), usual(other)):  # the engine does not read the value
@@ -237,7 +247,9 @@ class Release:
             if "as" not in row:
                 return f"refused: {row['says']}", []
             taken = TAKEN_AS[row["as"]](config)
-            if row.get("fits") and REASONS[reason](taken):  # it is at fault in this reading too
+            # `fits`: the value, as the engine takes it, must fit the rest of the config, if it is
+            # read
+            if row.get("fits") and REASONS[reason](taken):
                 taken, other = TAKEN_AS[USUAL[reason]](config), TAKEN_AS[OTHER[reason]](config)
                 if not same(usual(taken), usual(other)):
                     return f"refused: {row['says']}", []
@@ -246,8 +258,8 @@ class Release:
         return config, notes
 
     def has_no_model(self, case: ServedLayer, releases: Releases) -> EngineReading | None:
-        """Return the reading of an engine that refuses every config of the family, None if it
-        does not.
+        """Return a reading with a problem if the engine refuses the config before it builds a rope:
+        it has no model for it, or its config class does not take it. None if it does not.
         """
         reading = EngineReading(case, self.read)
         if (missing := self.cannot_load(case, releases)) is not None:
@@ -268,6 +280,7 @@ class Release:
                 OPERATIONS[rule.then](reading, rule, self, releases)
                 if reading.problem is not None:
                     return reading
+        # the engine whose config classes read the config, and the engine itself
         classes = releases.get(self.code.get("types_of", ""), self)
         for each in (classes, self):
             for rule in each.rules:
@@ -278,7 +291,9 @@ class Release:
         return None
 
     def wrong_types(self, case: ServedLayer) -> Iterator[tuple[str, str]]:
-        """Yield the keys of a config whose values its config class refuses, and what it takes."""
+        """Yield (key, type) for keys of a config whose values its config class refuses, or which it
+        needs and does not have; the type is a name of TYPES.
+        """
         if case.model_type not in self.families:
             return
         is_whole = CONDITIONS["whole config"](EngineReading(case))
@@ -295,14 +310,15 @@ class Release:
         """Return the model types or architectures that the engine can load; empty if that was not
         read.
         """
+        # those of another engine, whose classes this one uses, and its own
         other = releases.get(self.code.get("of", ""))
         base = other.loads(releases) if other is not None else frozenset()
         return (base - {*self.code.get("without", ())}) | {*self.code.get("names", ())}
 
     def cannot_load(self, case: ServedLayer, releases: Releases) -> str | None:
-        """Return the model type, or the architecture, of a config that the engine has no code for,
-        None if it has some. Those of the whole config come first; only some engines read the model
-        type of its text model too.
+        """Return the model type, or the architecture, of a config that the engine has no code for;
+        None if it has some, or if that was not read. The model type of the whole config comes
+        first; only some engines read that of its text model too.
         """
         whole = case.config.get(OUTER_TYPE)
         known = self.loads(releases)
@@ -336,7 +352,9 @@ class Release:
         return self.apply_part("", reading, releases)
 
     def apply_part(self, part: str, reading: EngineReading, releases: Releases) -> EngineReading:
-        """Apply the rows of one part, or all rows for "", to what was read so far."""
+        """Apply the rows of one part, or with "" all rows but those of WHOLE, to what was read so
+        far; return the same reading.
+        """
         ended: set[str] = set()
         for rule in self.rules:
             if reading.done:
@@ -348,7 +366,7 @@ class Release:
                 or not rule.matches(reading)
             ):
                 continue
-            if rule.chain:
+            if rule.chain:  # its other rows are not looked at
                 ended.add(rule.chain)
             OPERATIONS[rule.then](reading, rule, self, releases)
         return reading
@@ -469,8 +487,8 @@ def _base(
 
 
 def _merged(old: Iterable[Rule], new: Iterable[Rule]) -> tuple[Rule, ...]:
-    """Return the rows `old` of a release and the rows `new` of one that extends it; a new row
-    replaces the old one with the same id.
+    """Return the rows `old` of a release and then the rows `new` of one that extends it; a new row
+    with the id of an old one takes its place instead.
     """
     by_id = {rule.id: rule for rule in new if rule.id}
     kept = [by_id.pop(rule.id, rule) for rule in old]

@@ -1,5 +1,9 @@
 """What an engine may take a config for that `from_hf` refuses: another config, which `from_hf`
 reads.
+
+Some of these configs have an arbitrary second value, such as a linear factor of 7, in the place of
+a faulty one: unread.py compares what an engine computes with two values, to see whether it reads
+them.
 """
 
 from __future__ import annotations
@@ -136,8 +140,8 @@ def _fractions(config: Config, fraction: float, holds: Callable[[Config], Any]) 
 
 
 def _other_numbers(rope: Config) -> Config:
-    """Return a rope with another magnitude in place of something else than a number, and with
-    another scaling if more than a magnitude is no number.
+    """Return a rope with numbers of OTHERS in place of magnitudes that are no numbers; with linear
+    scaling by 7 if anything but a magnitude is no number.
     """
     wrong = no_numbers(rope)
     if {*wrong} - {*MAGNITUDES}:
@@ -152,6 +156,7 @@ def _served(config: Config, length: int) -> Config:
 
 
 def _linear(rope: Config) -> Config:
+    """Return a rope with linear interpolation by its own factor in place of its scaling."""
     return _scaled(float(rope["factor"]))(rope)  # type: ignore[arg-type]
 
 
@@ -180,11 +185,13 @@ def _integer(value: Any) -> Any:
 
 
 def _unscaled(rope: Config) -> Config:
+    """Return a rope without the keys of a scaling, with the rope_type default unless it has one."""
     kept = {*keys.COMMON_KEYS, *keys.AXIS_KEYS}
     return {"rope_type": "default", **{key: rope[key] for key in rope if key in kept}}
 
 
 def _without_name(rope: Config) -> Config:
+    """Return a rope without the name of its scaling."""
     return {key: value for key, value in rope.items() if key not in ("rope_type", "type")}
 
 
@@ -222,6 +229,7 @@ def _complete(config: Config) -> Config:
     pairs = pairs_of(config)
 
     def fill(rope: Config) -> Config:
+        """Return a rope with a possible value for each number that it lacks."""
         needed = (
             *NEEDED.get(str(name_of(rope)), ()),
             *(BANDS if name_of(rope) == "llama3" else ()),
@@ -247,6 +255,7 @@ def _factors_above_zero(factor: float) -> Callable[[Config], Config]:
 
 
 def _fitting_lists(config: Config) -> Config:
+    """Return the config with LongRoPE factors of 2 for every pair in place of those it gives."""
     pairs = pairs_of(config)
     return with_ropes(
         config,
@@ -286,17 +295,21 @@ def _with_sections(
 
 
 def _fitting_sections(config: Config) -> Config:
+    """Return the config with sections scaled to the pairs that rotate, if they do not add up."""
     return _with_sections(config, _scaled_to_fit) if has_wrong_sections(config) else config
 
 
 def _time_has_the_rest(sections: list[int], pairs: int) -> list[int]:
-    """Return sections whose first one has the pairs that interleaved height and width leave."""
+    """Return sections whose first one has the pairs that interleaved height and width leave: these
+    two have every third pair, from pair 1 and from pair 2 on.
+    """
     _, height, width = sections
     height, width = min(height, (pairs + 1) // 3), min(width, pairs // 3)
     return [pairs - height - width, height, width]
 
 
 def _theta_of(config: Config) -> float:
+    """Return the theta of the config beside its ropes, or else the default of its family."""
     return config.get("rope_theta") or family_of(config.get("model_type")).default("rope_theta")
 
 
@@ -319,12 +332,13 @@ def _ropes_beside(config: Config) -> Config:
         name: {"rope_type": "default", "rope_theta": config.get(key) or 10_000.0, **fraction}
         for name, key in thetas.items()
     }
+    # rules look at the last key to tell that the ropes were not given
     return {**config, "rope_parameters": ropes, "ropes_beside": True}
 
 
 def _default_layers(config: Config) -> Config:
-    """Return the config with the ropes of DEFAULT_ROPES if they are by layer type, else with an
-    unscaled one.
+    """Return the config with the family's ropes of DEFAULT_ROPES if it has one for each layer type
+    there, else with one unscaled rope.
     """
     rope = DEFAULT_ROPES.get(str(config.get("model_type")), {"rope_type": ""})
     return TAKEN_AS["an unscaled rope" if "rope_type" in rope else "the default rope of the class"](
@@ -358,6 +372,7 @@ def _scaling_of_rope_scaling(config: Config) -> Config:
 
 
 def _integers(config: Config) -> Config:
+    """Return a config or a rope with integers in place of lengths that are whole floats."""
     lengths = (*LENGTH_KEYS, TRAINED)
     return {
         key: int(value) if key in lengths and is_float_length(value) else value
@@ -378,8 +393,8 @@ def _by_layer_type(config: Config) -> Config:
 
 
 def _instead(fault: str, values: Callable[[str, Any], Any]) -> Callable[[Config], Config]:
-    """Return a function that replaces the values of a config and its ropes that have a fault of
-    FAULTS.
+    """Return a function that replaces each value of a config and its ropes that has a fault of
+    FAULTS by `values(key, value)`.
     """
 
     def change(place: Config) -> Config:
@@ -416,6 +431,7 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "integer lengths": lambda config: {
         key: number_in(value) if key in LENGTH_KEYS else value for key, value in config.items()
     },
+    # an engine that reads the length computes something else with an eighth of it
     "an eighth of the served length": lambda config: {
         key: int(number_in(value) / 8) if key in LENGTH_KEYS and is_numeric_text(value) else value
         for key, value in config.items()

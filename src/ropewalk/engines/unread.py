@@ -229,7 +229,7 @@ REASONS: dict[str, Callable[[Config], bool]] = {
     "unknown key in the rope": lambda config: any(map(unknown_keys, all_ropes(config))),
 }
 
-#: how many keys are left out before nothing but FRAME is read
+#: how many keys `readable` leaves out, one after another, before it gives FRAME instead
 MOST_LEFT_OUT = 8
 #: what is given for a key without which `from_hf` reads nothing
 GIVEN = {
@@ -237,7 +237,7 @@ GIVEN = {
     "num_attention_heads": {"head_dim": 64},
     "rope_parameters": {"rope_theta": 10_000.0},
 }
-#: a config that `from_hf` reads; no number of it is shown
+#: a config that `from_hf` reads, for one that it does not; no number of it is shown
 FRAME = {"head_dim": 64, "rope_theta": 10_000.0}
 
 #: {reason: the name in TAKEN_AS by which the config is read to find its layer types and lengths,
@@ -359,8 +359,9 @@ def usual(config: Config) -> Config:
 
 
 def readable(config: Config, keys: Iterable[str] = ()) -> tuple[Config, list[str]]:
-    """Return a config that `from_hf` reads, and the keys that it refuses in this one and that are
-    left out; `keys` are left out before.
+    """Return a config that `from_hf` reads, and the keys in which it differs from this one: keys
+    that `from_hf` refuses, which are left out, or misses, which get a value of GIVEN. `keys` are
+    left out first, and are among those returned.
     """
     left_out = [*keys]
     for key in left_out:
@@ -380,7 +381,9 @@ def readable(config: Config, keys: Iterable[str] = ()) -> tuple[Config, list[str
 
 
 def put_back(scaling: Any, rope: Config) -> Any:
-    """Return a scaling in which the rope's own values, unchecked, replace their placeholders."""
+    """Return a scaling in which the rope's own values replace the placeholders of
+    `with_placeholders`; they are not checked, since a scaling refuses them.
+    """
     changed = {
         key: rope[key]
         for key, placeholder in PLACEHOLDERS.items()
@@ -391,7 +394,7 @@ def put_back(scaling: Any, rope: Config) -> Any:
     }
     if not changed:
         return scaling
-    unchecked = copy.copy(scaling)
+    unchecked = copy.copy(scaling)  # its own check would run in the constructor
     for key, value in changed.items():
         object.__setattr__(unchecked, key, float(value))
     return unchecked

@@ -70,9 +70,11 @@ def own_rope(
     """Return the rope that a config's `rope_parameters` describe if only ropewalk has its scaling;
     None if the engine has to compute it itself.
 
-    theta   None: rope_theta of `rope`, or 10,000
-    length  of the longest sequence, for length-dependent scalings; None: max_position
-    flags   the config, of which CoPE's use_cope and use_hardclip are read
+    rotary_dim    dimensions of a head that rotate, all of which the rope has
+    max_position  the served length of the config
+    theta         None: rope_theta of `rope`, or 10,000
+    length        of the longest sequence, for length-dependent scalings; None: max_position
+    flags         the config, of which CoPE's use_cope and use_hardclip are read
 
     A RopeError names a scaling that no table of cos and sin can hold.
     """
@@ -106,7 +108,7 @@ def _scaling(rope: Mapping[str, Any], rotary_dim: int, max_position: int) -> Sca
             CLIP_KEYS
         )
         raise RopeError("mrope_section", rule, rope["mrope_section"])
-    if name not in OWN_TYPES:
+    if name not in OWN_TYPES:  # the inner scaling of one of ours: read it in a small config
         sizes = {"head_dim": rotary_dim, "hidden_size": rotary_dim, "num_attention_heads": 1}
         config = {"model_type": "llama", **sizes, "max_position_embeddings": max_position}
         scaled = {"rope_theta": 10_000.0, **rope}

@@ -113,6 +113,7 @@ def _compute_tables(spec: RopeSpec) -> _SpecTables:
     magnitudes = {
         is_key: levels.magnitude_of(spec, length=None, key=is_key) for is_key in (False, True)
     }
+    # phase steps in int64, which wraps around, as numbers from 0 to TURN - 1
     steps = tuple(step % TURN for step in fixed_frequencies(spec, CPU)[1].tolist())
     tables = {
         is_key: levels.levels(steps, magnitude, DIGITS, "float64")
@@ -124,8 +125,8 @@ def _compute_tables(spec: RopeSpec) -> _SpecTables:
 def _cos_sin(
     request: Request, positions: Tensor, dtype: torch.dtype, key: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [..., S, pairs] of positions, by operators that ONNX has; `key`: for keys,
-    not for queries.
+    """Return cos and sin [..., S, pairs] of positions in `dtype`, by operators that ONNX has;
+    `key`: for keys, not for queries.
 
     A position is split into four digits in base 256, each with a table of its own; their angles are
     added.

@@ -64,7 +64,7 @@ def _renamed_to(target: str | os.PathLike[str], *, is_file: bool) -> Iterator[Pa
         _clear(partial)
         yield draft
         _sync(draft)
-        check(target)
+        check(target)  # again, since another program may have written it meanwhile
         os.rename(draft, target)
         _sync(target.parent)
         if is_file:
@@ -81,11 +81,13 @@ def _renamed_to(target: str | os.PathLike[str], *, is_file: bool) -> Iterator[Pa
 
 
 def _refuse_existing_file(target: Path) -> None:
+    """Raise an error if anything is at the path of a new file, even a broken link."""
     if os.path.lexists(target):
         raise RopeError("target", "must be a file that does not exist yet", str(target))
 
 
 def _refuse_existing(target: Path) -> None:
+    """Raise an error if anything but an empty folder is at the path of a new folder."""
     if target.is_symlink() or (
         target.exists() and not (target.is_dir() and not any(target.iterdir()))
     ):

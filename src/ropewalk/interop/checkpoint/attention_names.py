@@ -90,6 +90,7 @@ FURTHER_LAYERS = re.compile(r"(?:^|\.)mtp\.")
 UNROTATED_TYPES = ("linear_attention", "mamba", "mamba2", "conv", "short_conv", "recurrent")
 #: names in a layer that mixes tokens without softmax attention
 MIXERS = re.compile(r"(^|\.)(mamba|conv|linear_attn|rg_lru|A_log|\w*conv_?1d)(\.|$)")
+#: a module in the name of a tensor that looks like an attention
 _ATTENTION = re.compile(r"(^|\.)\w*att\w*\.")
 
 
@@ -200,7 +201,9 @@ def layers_without_attention(
 
 
 def layer_type(config: Mapping[str, Any], layer: int | None) -> str | None:
-    """Return the type that the config declares for a layer; None if it declares none."""
+    """Return the type that the config declares for a layer; None if it declares none, or if `layer`
+    is None.
+    """
     declared = config.get("layer_types") or config.get("layers_block_type")
     in_range = isinstance(declared, list | tuple) and layer is not None and layer < len(declared)
     return declared[layer] if in_range and isinstance(declared[layer], str) else None  # type: ignore[index]

@@ -28,6 +28,7 @@ from ropewalk.errors import RopeError
 #: real headers are below 1 MB; 16 MB holds a hundred thousand tensors
 MAX_HEADER_BYTES = 16 << 20
 MAX_DIMS = 16
+#: about as many bytes of a tensor are read at a time
 PIECE_BYTES = 8 << 20
 
 DTYPES: dict[str, torch.dtype] = {
@@ -221,7 +222,9 @@ def write_file(path: Path, header: Header, pieces_of: Callable[[str], Iterable[T
 
 
 def _entry(field: str, value: Any) -> SafetensorsEntry:
-    """Return the checked entry of one tensor in the header; the header is untrusted data."""
+    """Return the checked entry of one tensor in the header, which is untrusted data; errors are
+    about `field`.
+    """
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise RopeError(field, "must be an object with dtype, shape and data_offsets", value)
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]

@@ -95,6 +95,7 @@ class Folder:
         )
 
     def _location(self, name: str) -> tuple[Path, Header, str]:
+        """Return the first arguments of `read_rows` for a tensor: its file, header and name."""
         if name not in self.files:
             raise RopeError(
                 "name", f"must be one of the {len(self.files)} tensors of {self.path}", name
@@ -340,5 +341,6 @@ def _check_index(index_name: str, weight_map: Mapping[str, str], files: Mapping[
 
 
 def _first_few(names: Iterable[str]) -> str:
+    """Return the first five names as text, and how many more there are."""
     names = list(names)
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

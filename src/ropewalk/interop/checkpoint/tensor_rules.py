@@ -241,6 +241,7 @@ def _rule(
         raise RopeError(name, text, list(shape))
     if not shape:
         return None
+    # its role, and what else differs, is filled in below
     rule = TensorRule(
         "", sizes.head_dim, sizes.rotary_dim, sizes.rotary_start, rotated_rows=shape[0]
     )

@@ -27,12 +27,17 @@ NAMES = (
     "chat_template.json",
     GENERATION,
 )
+#: larger files are not copied
 MAX_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class FolderTokenizerFiles:
-    """The tokenizer and the special tokens of a folder, read from it when they are written."""
+    """The tokenizer and the special tokens of a folder, read from it when they are written.
+
+    names  the files of NAMES that the folder has
+    ids    bos_token_id, eos_token_id and pad_token_id of its config.json, as of `token_ids`
+    """
 
     path: Path
     names: tuple[str, ...]
@@ -40,7 +45,7 @@ class FolderTokenizerFiles:
 
     @classmethod
     def of(cls, path: Path, config: Mapping[str, Any]) -> FolderTokenizerFiles:
-        """Return the names of a folder's tokenizer files, and the ids in its config.json, `config`."""
+        """Return the tokenizer of the folder `path`, whose config.json holds `config`."""
         names = tuple(name for name in NAMES if (path / name).is_file())
         keys = ("bos_token_id", "eos_token_id", "pad_token_id")
         return cls(path.absolute(), names, {key: _ids(config.get(key)) for key in keys})

@@ -107,6 +107,7 @@ def which_layout(path: str | os.PathLike[str], *, config: Any = None) -> LayoutE
 
 
 def _meta_names(folder: Folder) -> list[str]:
+    """Return the names of tensors of q and k as Meta's and Mistral's own code has them."""
     return [
         name
         for name in folder.names
@@ -242,5 +243,6 @@ def _agreements(folder: Folder, name: str, rule: TensorRule) -> dict[str, list[f
 
 
 def _mean_and_error(values: list[float]) -> tuple[float, float]:
+    """Return the mean of some values and its standard error."""
     samples = torch.tensor(values, dtype=torch.float64)
     return samples.mean().item(), samples.std().item() / math.sqrt(len(values))

@@ -89,7 +89,7 @@ def _position_layer(layer: Any) -> Any:
     """
     from transformers import cache_utils
 
-    if isinstance(layer, cache_utils.StaticSlidingWindowLayer):
+    if isinstance(layer, cache_utils.StaticSlidingWindowLayer):  # as long as its window
         return cache_utils.StaticSlidingWindowLayer(layer.max_cache_len, layer.max_cache_len)
     if isinstance(layer, cache_utils.StaticLayer):
         return cache_utils.StaticLayer(layer.max_cache_len)

@@ -126,7 +126,8 @@ def remap_transformers(
         for name, spec in before.items()
         if spec is not None and spec in by_layer.values()
     }
-    # refuses a model whose rotary modules compute other angles than its config says
+    # raises an error for a model whose rotary modules compute other angles than its config says;
+    # the change has no keys, since nothing is written
     target.served(
         ConfigChange(
             {}, specs, (), target.config, served=None, trained=trained, before=specs, after=specs

@@ -22,7 +22,10 @@ class _MissingKey:
 
 
 class ConfigSwap:
-    """The values of some config keys before and after an extension."""
+    """The values of some config keys before and after an extension.
+
+    `installed` has the values that the config had right after `install`: its class may change some.
+    """
 
     def __init__(self, config: Any, keys: dict[str, Any]) -> None:
         self.config, self.after = config, keys

@@ -91,7 +91,7 @@ def extend_gguf(
         raise RopeError(key, "must be in the file, or original_length must be given", None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # they are about other engines
-        extend_config(config, kind, factor=factor, **options)
+        extend_config(config, kind, factor=factor, **options)  # in place
     new_specs = {
         layer_type: old.with_(theta=new.theta, scaling=new.scaling)
         for layer_type, new in read_specs(config)[0].items()
@@ -120,10 +120,12 @@ class _Changed:
         self.architecture = file.architecture
 
     def array(self, key: str) -> list[Any]:
+        """Return the entries of an array, the new ones if it has been changed."""
         value = self.given.keys.get(key)
         return self.file.array(key) if value is None else list(value)
 
     def floats(self, name: str) -> Sequence[float]:
+        """Return the numbers of a tensor, the new ones if it has been changed."""
         return self.given.tensors.get(name) or self.file.floats(name)
 
 
@@ -135,7 +137,7 @@ def _check(changed: _Changed, wanted: dict[str, RopeSpec], kind: str) -> None:
     for layer_type, spec in wanted.items():
         read = found[layer_type]
         trained = getattr(spec.scaling, "original_length", 1)
-        for length in (trained, trained + 1):
+        for length in (trained, trained + 1):  # LongRoPE has other factors beyond the trained one
             ours = spec.ladder_frequencies(length)
             theirs = None if read is None else read.ladder_frequencies(length)
             if (

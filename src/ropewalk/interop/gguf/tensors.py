@@ -20,6 +20,7 @@ def read_tensor(file: GgufFile, name: str) -> np.ndarray:
     """Return a tensor as float32, dequantised; needs the extra `gguf`."""
     gguf, entry = import_gguf(), file.entry(name)
     kind = getattr(gguf.GGMLQuantizationType, entry.type.name, None)
+    # the shape in bytes: a row is stored in blocks of `weights` numbers, each of `bytes` bytes
     rows = (*entry.shape[:-1], entry.shape[-1] // entry.type.weights * entry.type.bytes)
     try:
         if kind is None:

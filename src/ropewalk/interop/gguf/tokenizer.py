@@ -31,7 +31,8 @@ SINGLE_DIGITS = ("smollm",)
 #: patterns with which llama.cpp adds the BOS token by itself, and does not split a word that is a
 #: token
 LIKE_LLAMA_3 = ("llama-bpe",)
-#: types of the tokens that are searched for in a text before it is split into words
+#: two of GGUF's types of tokens: those that are searched for in a text before it is split into
+#: words
 CONTROL, USER_DEFINED = 3, 4
 #: the most letters of all tokens together, and of one, since merges are found by splitting each
 #: token at every place
@@ -146,7 +147,7 @@ def _merges_by_score(
             raise RopeError(
                 "tokenizer.ggml.tokens", f"must have at most {MAX_TOKEN_LETTERS} letters", token
             )
-        halves = ((token[:at], token[at:]) for at in range(1, len(token)))
+        halves = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
         merges += [
             (-score, ids[left], ids[right])
             for left, right in halves

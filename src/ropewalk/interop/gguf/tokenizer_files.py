@@ -116,6 +116,7 @@ class GgufTokenizerFiles:
         return {
             key: (self.file.array(key), value.type_id) if isinstance(value, Array) else value
             for key, value in metadata.items()
+            # an integer is written with 32 bits, without a sign
             if key.startswith("tokenizer.") and (type(value) is not int or 0 <= value < 1 << 32)
         }
 
@@ -127,7 +128,9 @@ class GgufTokenizerFiles:
             return []
 
     def _id(self, key: str) -> int | None:
-        """Return the index of a special token, if the file has one that is a token."""
+        """Return the index of a special token; None if the file has none, or no token at that
+        index.
+        """
         index, tokens = self.file.metadata.get(key), self.file.metadata.get(TOKENS)
         if type(index) is not int or not isinstance(tokens, Array):
             return None
@@ -135,4 +138,5 @@ class GgufTokenizerFiles:
 
 
 def _json(value: dict[str, Any]) -> bytes:
+    """Return the contents of a JSON file."""
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode("utf-8")

@@ -14,6 +14,7 @@ from ropewalk.interop.checkpoint.safetensors_file import parse_object
 from ropewalk.interop.gguf.tokenizer import CONTROL, PATTERNS, USER_DEFINED, splitter
 from ropewalk.interop.gguf.tokenizer_files import END_KEYS, SPECIAL, TOKENS
 
+#: GGUF's types of ordinary tokens, and of rows of the embeddings without a token
 NORMAL, UNUSED = 1, 5
 
 
@@ -61,6 +62,7 @@ def tokenizer_keys(
         "tokenizer.ggml.merges": merges,
     }
     ends = token_ids.get("eos_token_id")
+    # further tokens at which generation ends have keys of their own, as many as END_KEYS
     first, *others = ends if isinstance(ends, list) else [ends]
     ids = {
         SPECIAL["bos"]: token_ids.get("bos_token_id"),
@@ -69,6 +71,7 @@ def tokenizer_keys(
         **dict(zip(END_KEYS, others, strict=False)),
     }
     keys |= {key: i for key, i in ids.items() if isinstance(i, int) and i < vocab_size}
+    # a tokenizer that adds the BOS token adds it to any text
     starts_with = tokenizer.encode("a").ids[:1]
     keys["tokenizer.ggml.add_bos_token"] = starts_with == [token_ids.get("bos_token_id")]
     if (template := _chat_template(files)) is not None:
@@ -80,7 +83,7 @@ def _pre(pre_tokenizer: Any) -> str:
     """Return llama.cpp's name of a pre-tokenizer; raise an error if it is none of PATTERNS."""
     from tokenizers import Tokenizer, models
 
-    for pre in PATTERNS:
+    for pre in PATTERNS:  # compare with the JSON of the pre-tokenizer that we would build
         known = Tokenizer(models.BPE())
         known.pre_tokenizer = splitter(pre)
         if _plain(json.loads(known.to_str())["pre_tokenizer"]) == _plain(pre_tokenizer):

@@ -45,8 +45,8 @@ LAYER_NAMES = {
 
 
 class GgufWeights:
-    """A GGUF file as a source of weights: read as float32, q and k in the half layout; `rope` is
-    the spec for them.
+    """A GGUF file as a source of weights under their Hugging Face names: read as float32, q and k
+    in the half layout; `rope` is the spec for them, and `stored_layout` their layout in the file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -109,12 +109,14 @@ class LazyTable:
         )
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        """Return an attribute of the materialised table."""
+        if name.startswith("__"):  # asked for by Python itself; operators are defined below
             raise AttributeError(name)
         return getattr(self.tensor(), name)
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
+        """Call a torch function with every lazy table materialised."""
         args, kwargs = pytree.tree_map(
             lambda value: value.tensor() if isinstance(value, cls) else value, (args, kwargs or {})
         )

@@ -146,7 +146,9 @@ def parameters_of(function: Callable) -> tuple[str, ...]:
 
 
 def table_names_of(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return which of a function's parameters hold its tables."""
+    """Return which of a function's parameters hold its tables: "cos" and "sin", or else the first
+    of JOINT; () if it has none.
+    """
     return (
         SEPARATE
         if set(SEPARATE) <= set(names)

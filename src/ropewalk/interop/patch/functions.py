@@ -125,7 +125,7 @@ class RotationFunction:
         positions = angles.positions
         if positions.device != x.device:
             positions = positions.to(x.device)
-        seq_dim = self._seq_dim(arguments, table_ndim=3)
+        seq_dim = self._seq_dim(arguments, table_ndim=3)  # a table would be [rows, tokens, pairs]
         if self.convention.from_end:
 
             def rotate(part, first):
@@ -133,7 +133,7 @@ class RotationFunction:
 
             return tuple(_from_end(each, positions.shape[-1], seq_dim, rotate) for each in xs)
         if len(xs) == 2:
-            return rope(x, xs[1], positions, 0, seq_dim)
+            return rope(x, xs[1], positions, 0, seq_dim)  # without an offset
         return tuple(rope.rotate(each, positions, seq_dim=seq_dim) for each in xs)
 
     def _by_tables(

@@ -124,6 +124,7 @@ def _rotating_entries(dispatch: dict) -> dict[Any, FunctionType]:
 
 
 def _names_rotation(function: FunctionType) -> bool:
+    """Return whether the code of a function itself has the name of a rotation in it."""
     return any(map(ROTATION_NAME.match, function.__code__.co_names))
 
 

@@ -115,7 +115,9 @@ class _MethodSearch:
 
     def __init__(self, model: nn.Module, backend: str | None) -> None:
         self.model, self.backend = model, backend
+        #: {rotation function of the model: what replaces it}
         self.functions: dict[Callable, RotationFunction] = {}
+        #: {(class, name of its method): the copy that all its instances share}
         self.redirected: dict[tuple[type, str], RedirectedMethod] = {}
 
     def replacements(self) -> list[Replacement]:
@@ -192,7 +194,7 @@ class _MethodSearch:
 
     def _rotation_function(self, function: Callable, cls: type, name: str) -> RotationFunction:
         """Return the replacement of a rotation function that methods of `cls` call by `name`; each
-        function is tried once.
+        function is run on trial tensors only once.
         """
         if function not in self.functions:
             convention = convention_of(function)

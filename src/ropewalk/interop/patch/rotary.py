@@ -118,6 +118,8 @@ def unequal_members(module: nn.Module, conventions: Sequence[Convention]) -> Rop
     # the conventions whose tables have an entry for each member of a pair
     doubled = [each for each in conventions if each.reads_both and not each.joined_heads]
     probe = probe_of(module)
+    # a module on the meta device has no values, and a function that reads one entry for each pair
+    # rotates whatever the other entry is
     if probe.device.type == "meta" or len(doubled) < len(conventions):
         return None
     generator = torch.Generator("cpu").manual_seed(0)
