@@ -134,13 +134,14 @@ class Parallel:
         if self.kind == "context":
             _use_ring_attention(model)
         if self.kind in ("ddp", "context"):
+            # no device ids: the model and the inputs are on their device already
             return nn.parallel.DistributedDataParallel(model, device_ids=None)
         return model
 
     @contextmanager
     def micro_batch(self, model: nn.Module, last: bool) -> Iterator[None]:
-        """Context manager for a micro-batch: gradients are reduced over the ranks only in the last
-        micro-batch of a step.
+        """Context manager for a micro-batch: gradients are averaged over the ranks only if it is
+        the `last` of a step; until then each rank adds up its own.
         """
         if self.kind == "fsdp":
             model.set_requires_gradient_sync(last)  # type: ignore[operator]
@@ -204,8 +205,8 @@ def launched(
 
 
 def pick_device(name: str | None = None, number: int | None = None) -> torch.device:
-    """Return the device of a name, by default the GPU if there is one; `number` is that of the GPU
-    if the name has none.
+    """Return the device of a name; None: the GPU if there is one, otherwise the CPU. `number` says
+    which GPU it is if the name does not.
     """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -226,7 +227,7 @@ def _fully_shard(model: nn.Module) -> nn.Module:
         layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module
     ]
     for layer in layers:
-        if next(layer.parameters(), None) is not None:
+        if next(layer.parameters(), None) is not None:  # a layer without parameters has no shards
             fully_shard(layer)
     fully_shard(model)
     return model
@@ -252,12 +253,15 @@ def _use_ring_attention(model: nn.Module) -> None:
 
 
 def _ring_forward(layer: SoftmaxAttention):
-    """Return a `forward` for an attention layer whose tokens are divided among ranks."""
+    """Return a function that replaces the `forward` of an attention layer whose tokens are divided
+    among ranks.
+    """
 
     def forward(
         x: Tensor, positions: Tensor | None = None, *, padding=None, documents=None, **others
     ) -> Attended:
         """Return the attention of this rank's tokens over the tokens of all ranks."""
+        # an argument that is None or False asks for nothing
         unsupported = [
             name for name, value in others.items() if value is not None and value is not False
         ]

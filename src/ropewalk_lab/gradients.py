@@ -13,6 +13,8 @@ from ropewalk.encodings.base import Encoding
 from ropewalk.rope import Rope
 from ropewalk_lab.distributed import Parallel, local
 
+#: groups of the parameters that belong to positions: learned frequencies, and all others of an
+#: encoding
 FREQUENCIES, ENCODING = "frequencies", "encoding"
 
 
@@ -90,11 +92,14 @@ class GradientNorms:
             )  # type: ignore[misc]
             group = self._group if len(present) == len(grads) else self._group[present]
             squares.index_add_(0, group, norms.square())
+        # with FSDP these are only the squares of this rank's shards
         squares = self.parallel.sum_of_shards(squares)
         return torch.cat((squares.sum().sqrt()[None], squares.sqrt()))
 
     @torch.no_grad()
     def clip(self, norm: Tensor, max_norm: float) -> None:
-        """Scale all gradients by max_norm / norm if `norm` is above `max_norm`."""
+        """Scale all gradients in place by max_norm / norm if `norm`, their total, is above
+        `max_norm`.
+        """
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_([local(p.grad) for p in self.parameters if p.grad is not None], factor)  # type: ignore[attr-defined]
