@@ -62,8 +62,8 @@ def affinities(points: np.ndarray, perplexity: float) -> np.ndarray:
 
 
 def divergence(joint: np.ndarray, embedded: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return the Kullback-Leibler divergence of the affinities of points on the plane, `embedded`
-    [n, 2], from the joint affinities [n, n], and its gradient by these points [n, 2].
+    """Return the Kullback-Leibler divergence KL(joint || shares), and its gradient [n, 2] by the
+    points `embedded` [n, 2]; `joint` and `shares`, the affinities of these points, are [n, n].
     """
     closeness = 1 / (1 + _squared_distances(embedded))
     np.fill_diagonal(closeness, 0)
