@@ -62,7 +62,7 @@ class Batch:
         return {name: value for name, value in tensors.items() if value is not None}
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on a device; tensors are copied in their narrow dtypes and converted to
+        """Return the batch on a device; integers are copied in their narrow dtypes and converted to
         int64 on the device.
         """
         return replace(
@@ -151,8 +151,8 @@ class TextBatches:
         )
 
     def starts(self, index: np.ndarray, length: int) -> np.ndarray:
-        """Return the start of each sample's window in the split; `index` are the numbers of the
-        samples.
+        """Return the first token of each sample's window, as an index into the split; `index` are
+        the numbers of the samples.
         """
         # A window has `length` inputs, and one more token as the last target. One window fewer than
         # fit is used, because the windows of a pass are shifted by up to `length` - 1 tokens.
@@ -253,7 +253,9 @@ class MixedBatches:
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
-    """Return the rows of several batches as one batch."""
+    """Return the rows of several batches as one batch; raise an error if one has more tensors than
+    inputs and targets.
+    """
     extra = sorted({name for batch in batches for name in batch.keywords})
     if extra:
         raise RopeError(

@@ -1,5 +1,5 @@
 """Parameter groups of the optimizer, gradient norms by group, and clipping; no value is read from
-the device.
+the device, since the program would wait for it.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ class GradientNorms:
             norms = torch.stack(
                 [n.float() for n in torch._foreach_norm([grads[i] for i in present])]  # type: ignore
             )  # type: ignore[misc]
+            # an index is copied to the device, so it is used only if a gradient is missing
             group = self._group if len(present) == len(grads) else self._group[present]
             squares.index_add_(0, group, norms.square())
         # with FSDP these are only the squares of this rank's shards

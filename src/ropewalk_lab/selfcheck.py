@@ -390,7 +390,9 @@ def gather(rows: Sequence[Precision | Law | Speed]) -> SelfCheckReport:
 
 
 def precision_curves(points: int = 41, width: int = 6) -> dict[str, tuple[list[int], list[float]]]:
-    """Return, for every policy, positions from 1,000 to 2^40 and the error near each."""
+    """Return {policy: (positions, errors)}: `points` positions from 1,000 to 2^40, and the largest
+    error of cos and sin at the `width` positions around each.
+    """
     positions = [round(p) for p in np.geomspace(1_000, 2**40, points)]
     return {
         policy: (positions, [precision(policy, p, width).error for p in positions])

@@ -94,7 +94,9 @@ class Gap:
         The noise is SIGMAS standard errors; for a single sample, which has none, it is `material`.
         """
         noise = self.material if math.isnan(self.error) else SIGMAS * self.error
-        return 0 if abs(self.difference) <= noise else 1 if self.difference > 0 else -1
+        if abs(self.difference) <= noise:
+            return 0
+        return 1 if self.difference > 0 else -1
 
     @property
     def is_material(self) -> bool:

@@ -112,7 +112,7 @@ class Meter:
             # finding the key tokens of a window is a step too, once for each window that must be
             # read; after a search longrope reads them all
             windows = {window for each in missing for window in self._far_windows(each)}
-            count += len(range(len(self.samples.windows)) if search else windows - set(self._keys))
+            count += len(self.samples.windows) if search else len(windows - set(self._keys))
         self._total = self._done + count
 
     def measure(self, name: str, method: Method) -> None:
