@@ -234,7 +234,7 @@ def _line_batches(
     shuffle: bool,
 ) -> Batches:
     """Return batches of labelled lines: texts with a class, or triplets (A, B, C), whose label says
-    whether B or C is closer to A.
+    whether B or C is closer to A. With `shuffle`, B and C are also exchanged at random.
     """
     if objective == "classes":
         return ExampleBatches(rows, classes, tokenizer, seed, shuffle)

@@ -173,6 +173,7 @@ def launched(
     process.
 
     kind     one of KINDS; by default ddp under torchrun, otherwise none
+    device   as in `pick_device`; under torchrun "cuda" is the GPU with the number of the local rank
     timeout  a rank that waits longer than this for another one raises an error
     """
     world, under_torchrun = int(os.environ.get("WORLD_SIZE", 1)), "RANK" in os.environ
@@ -196,6 +197,7 @@ def launched(
         torch.cuda.set_device(local_device)
     dist.init_process_group("nccl" if local_device.type == "cuda" else "gloo", timeout=timeout)
     try:
+        # nccl exchanges tensors of GPUs only
         host_group = (
             dist.new_group(backend="gloo", timeout=timeout) if local_device.type == "cuda" else None
         )

@@ -81,7 +81,7 @@ class GradientNorms:
         float32 [1 + groups], on the device.
         """
         grads = [None if p.grad is None else local(p.grad) for p in self.parameters]
-        # which parameters have a gradient
+        # which parameters have a gradient here; with FSDP a rank's shard may be empty
         present = [i for i, grad in enumerate(grads) if grad is not None and grad.numel()]
         first = local(self.parameters[0])
         squares = torch.zeros(len(self.names), dtype=torch.float32, device=first.device)

@@ -266,8 +266,8 @@ def copy_speed(dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.
 
 
 def hf_style_speed(dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4) -> Speed:
-    """Return the error and the time of q * cos + rotate_half(q) * sin in `dtype` with a precomputed
-    table of `tokens` positions, as in transformers' models.
+    """Return the error, for which there is no bound, and the time of q * cos + rotate_half(q) * sin
+    in `dtype` with a precomputed table of `tokens` positions, as in transformers' models.
     """
     q, k = _query_key(tokens, dtype, device)
     cos, sin = _hf_table(torch.arange(tokens, device=device), q.dtype)

@@ -121,7 +121,7 @@ def _word_starts(inner: Any, texts: list[str]) -> np.ndarray:
     # level, or with a punctuation mark; one that begins with a letter or a digit continues a word
     spaces = ("Ġ", "▁")
     if '"ByteLevel"' in json.dumps([parts["pre_tokenizer"], parts["decoder"]]):
-        # bytes 9 to 13, from the tab and the newline to the carriage return
+        # how byte level writes bytes 9 to 13, from the tab and the newline to the carriage return
         spaces += (
             "ĉ",
             "Ċ",

@@ -250,6 +250,7 @@ class Trainer:
             rows.append({**row, "length": data.length, "rows": data.rows})
         tokens = sum(result.data.length * result.data.rows for result in results)
         speed = tokens / max(seconds, 1e-9)
+        # what was measured over all these steps is in the row of the last one
         rows[-1] |= {
             "smoothed": self.smoothed,
             "gradients": dict(zip(self.norms.names, norms[-1][1:], strict=True)),
@@ -312,7 +313,7 @@ class Trainer:
 
     def resume(self) -> bool:
         """Restore the newest undamaged checkpoint of the folder and return True; return False if
-        there is none.
+        there is none. Raise an error if it is of other settings or other data.
         """
         saved = None if self.folder is None else checkpoint.read_newest(self.folder)
         if saved is None:

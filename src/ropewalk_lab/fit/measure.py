@@ -257,7 +257,9 @@ class Meter:
         return None if stored is None else tuple(stored["values"])
 
     def find_longrope(self, candidates: int) -> tuple[float, ...]:
-        """Return LongRoPE factors with a small loss in the last band of the spare window."""
+        """Return LongRoPE factors with a small loss in the last band of the spare window: those of
+        an earlier search, or of a new one over about `candidates`, which are stored.
+        """
         stored = self.stored_longrope(candidates)
         if stored is not None:
             return stored
@@ -265,6 +267,7 @@ class Meter:
         window = samples.spare
         assert window is not None  # a search has one
         rounds = max(1, integer("search", candidates, low=1) // POPULATION)
+        # the first population, and one more in each round
         self._step(f"longrope: search with up to {POPULATION * (rounds + 1)} candidates")
         factors = search_longrope(
             self.reader.model,

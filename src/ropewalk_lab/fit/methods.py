@@ -186,7 +186,7 @@ def search_longrope(
     loss     called while the model has the factors of a candidate; returns its loss
     factor   served length / trained length
     trained  the trained length in tokens
-    options  the sizes of the search, and its seed
+    options  the population and the rounds of the search, and its seed
     """
     if isinstance(model, Decoder):
 
@@ -205,7 +205,7 @@ def search_longrope(
             LONGROPE,
             factor=factor,
             original_length=trained,
-            search=lambda _: loss(),
+            search=lambda _: loss(),  # the model already has the factors of the candidate
             search_options=options,
         )
     assert extension is not None  # only None as the kind returns None

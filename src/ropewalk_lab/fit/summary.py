@@ -177,7 +177,7 @@ def _factor(name: str, facts: dict[str, Any]) -> str:
     """Return the argument `factor` of `extend` as text, such as ", factor=4"; "" for a method that
     takes none.
     """
-    known = methods().get(name)
-    return (
-        "" if known is None or not known.factor else f", factor={facts['to'] / facts['trained']:g}"
-    )
+    method = methods().get(name)
+    if method is None or not method.factor:
+        return ""
+    return f", factor={facts['to'] / facts['trained']:g}"
