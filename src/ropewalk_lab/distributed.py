@@ -35,18 +35,22 @@ TIMEOUT = timedelta(minutes=10)
 
 
 def local(x: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor, or the tensor itself."""
+    """Return this rank's part of a sharded tensor (a DTensor), or any other tensor as it is."""
     return x.to_local() if hasattr(x, "to_local") else x  # type: ignore[operator]
 
 
 def unsharded(x: Tensor) -> Tensor:
-    """Return a sharded tensor in full, on every rank."""
+    """Return a sharded tensor (a DTensor) in full, for which every rank must call this, or any
+    other tensor as it is.
+    """
     return x.full_tensor() if hasattr(x, "full_tensor") else x  # type: ignore[operator]
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """The rank of this process, the number of processes, and how they divide the work."""
+    """The rank of this process, the number of processes (`world`), and how they divide the work
+    (`kind`, one of KINDS).
+    """
 
     kind: str = "none"
     rank: int = 0
@@ -76,8 +80,8 @@ class Parallel:
         return index.reshape(self.world, -1)[self.rank]
 
     def shard(self, batch: Batch) -> Batch:
-        """Return this rank's tokens of a host batch in a context run, where sequences are divided;
-        otherwise the whole batch.
+        """Return this rank's tokens of a CPU batch in a context run, where sequences are divided,
+        with their positions in the whole rows; otherwise the whole batch.
         """
         if self.kind != "context":
             return batch

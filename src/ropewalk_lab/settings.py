@@ -201,13 +201,13 @@ def _fits(value: Any, hint: Any) -> bool:
     """
     if isinstance(hint, UnionType):
         return any(_fits(value, each) for each in get_args(hint))
-    if hint in _KINDS:  # a number may be an integer; a bool is an int in Python, but not in TOML
-        return isinstance(value, (int, float) if hint is float else hint) and isinstance(
-            value, bool
-        ) == (hint is bool)
+    if hint in _KINDS:
+        types = (int, float) if hint is float else hint  # a number may be an integer
+        # a bool is an int in Python, but not in TOML
+        return isinstance(value, types) and isinstance(value, bool) == (hint is bool)
     if get_origin(hint) is tuple:
         return isinstance(value, list | tuple)
-    return hint is not NoneType or value is None
+    return hint is not NoneType or value is None  # NoneType accepts None only
 
 
 def toml_value(text: str) -> Any:

@@ -333,6 +333,7 @@ class Trainer:
 
     def _check_same(self, state: dict[str, Any]) -> None:
         """Raise an error if the checkpoint was saved by a run with different settings or data."""
+        # through JSON, as the saved settings were: tuples become lists
         saved, current = state["settings"], json.loads(json.dumps(self.settings.fixed()))
         changed = sorted(
             name for name in saved.keys() | current.keys() if saved.get(name) != current.get(name)

@@ -69,7 +69,7 @@ class Ledger:
 @contextmanager
 def only_writer(path: Path | None) -> Iterator[None]:
     """Context manager: this is the only program that measures into the file at `path`; another one
-    is refused. None does nothing.
+    is refused. With None as the path it does nothing.
 
     The operating system releases the lock when a program ends, however it ends. Where files
     cannot be locked, as on some network drives, nothing is refused.

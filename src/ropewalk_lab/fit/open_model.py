@@ -45,7 +45,8 @@ def open_subject(
 ) -> Subject:
     """Return the Subject of `source`, a loaded model or a path; raise an error if it is extended.
 
-    tokenizer  of a loaded model, or a function from text to tokens; a path has its own
+    tokenizer  that of a loaded model, or a function from text to tokens; None: there is none. A
+               path has its own
     device     None: that of a loaded model; for a path a GPU if there is one
     trained    the trained length; None reads it from the config
     """
@@ -59,6 +60,7 @@ def open_subject(
             rule = "must be a causal language model of transformers, a Decoder, or a path of one"
             raise RopeError("model", rule, type(source).__name__)
         model = source if device is None else source.to(device)
+        # a tokenizer of transformers has this method, a function has not
         encode = encoder(tokenizer) if hasattr(tokenizer, "add_special_tokens") else tokenizer
     length = trained_length(model) if trained is None else integer("trained", trained, low=8)
     _refuse_extended(model)

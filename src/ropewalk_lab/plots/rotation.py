@@ -77,7 +77,7 @@ def _paths(view: View, positions: np.ndarray) -> dict[str, np.ndarray]:
     yarn = Yarn(factor=max(view.served / view.trained, 1.0), original_length=view.trained)
     scalings = (Default(), yarn, XPos())
     specs = {scaling.name: view.spec.with_(scaling=scaling) for scaling in scalings}
-    specs[view.spec.scaling.name] = view.spec
+    specs[view.spec.scaling.name] = view.spec  # its own scaling replaces one of the same name
     paths = {
         name: analysis.query_path(spec, positions, view.served) for name, spec in specs.items()
     }
