@@ -161,7 +161,9 @@ def _tokens(text: Any, encode: Encode | None) -> list[Tensor]:
 
 
 def _check_tokens(tokens: Tensor, model: Any) -> None:
-    """Raise an error unless the tokens are integers of the model's vocabulary, if its size is known."""
+    """Raise an error unless the tokens are integers, and of the model's vocabulary if its size is
+    known.
+    """
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         raise RopeError("text", "must be a tensor of integers, the tokens", str(tokens.dtype))
     counts = _vocabulary(model)

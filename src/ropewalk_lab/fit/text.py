@@ -55,7 +55,7 @@ def windows_of(tokens: Sequence[int] | Tensor, length: int, count: int) -> Tenso
     do not overlap; raise an error if the text is too short.
     """
     tokens = torch.as_tensor(tokens, dtype=torch.long)
-    room = len(tokens) // integer("length", length, low=2)
+    room = len(tokens) // integer("length", length, low=2)  # the number of windows that fit
     if room < count:
         rule = (
             f"must have at least {count} x {length} = {count * length} tokens for windows that do "

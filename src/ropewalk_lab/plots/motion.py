@@ -110,7 +110,7 @@ def reading(view: View) -> bytes:
 
 
 class _Canvas:
-    """A drawing whose lengths are in pixels of the finished picture, with y growing downwards; it is
+    """A drawing whose lengths are in pixels of the finished picture, y growing downwards; it is
     drawn OVERSAMPLING times as large.
     """
 

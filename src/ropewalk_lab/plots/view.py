@@ -56,8 +56,8 @@ class View:
         return " · ".join(parts)
 
     def stretched(self) -> dict[str, RopeSpec]:
-        """Return {name of a scaling: the spec with it}, for four scalings that extend the trained length to
-        the served one, and for the spec's own if it has one.
+        """Return {name of a scaling: the spec with it}, for four scalings that extend the trained
+        length to the served one, and for the spec's own if it has one.
         """
         factor = max(self.served / self.trained, 1.0)
         scalings = (
