@@ -31,11 +31,15 @@ class Batch:
     """Inputs and targets of a model; `count` is the number of targets that are not IGNORED, kept as
     an int so that no device sync is needed.
 
-    inputs   integer [B, S]
-    targets  integer [B, S]; for pairs, triplets and classes [samples], where a sample has 2, 3 and
-             1 rows of `inputs`
+    inputs     integer [B, S]
+    targets    integer [B, S]; for pairs, triplets and classes [samples], where a sample has 2, 3
+               and 1 rows of `inputs`
+    positions  integer [S], the position of each token; None: 0, 1, 2, ... over real tokens
+    types      integer [B, S], 1 for tokens of a second text, else 0
+    padding    bool [B, S], True for real tokens and False for padding
+    documents  integer [B, S], the document index of each token
 
-    The other tensors are passed to the model as keyword arguments if they are not None.
+    The last four are passed to the model as keyword arguments if they are not None.
     """
 
     inputs: Tensor
@@ -58,7 +62,7 @@ class Batch:
         return {name: value for name, value in tensors.items() if value is not None}
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on a device; tensors are copied in their narrow dtypes and converted to
+        """Return the batch on a device; integers are copied in their narrow dtypes and converted to
         int64 on the device.
         """
         return replace(
@@ -72,8 +76,8 @@ class Batch:
 
 
 def _moved(x: Tensor | None, device: torch.device) -> Tensor | None:
-    """Return x on the device, integers as int64; a copy to a GPU does not block, because its source
-    is pinned.
+    """Return x on the device, integers as int64; None stays None. A copy to a GPU does not block,
+    because its source is pinned memory.
     """
     if x is None:
         return None
@@ -104,8 +108,8 @@ class Batches(Protocol):
 
 
 def next_token(rows: np.ndarray, is_target: np.ndarray | None = None) -> Batch:
-    """Return rows [B, S + 1] as inputs and next-token targets; targets where `is_target` is False
-    are ignored.
+    """Return rows [B, S + 1] as inputs and next-token targets [B, S]; tokens where `is_target`
+    [B, S + 1] is False are ignored as targets. None: every token is a target.
     """
     inputs, targets = (
         torch.from_numpy(np.ascontiguousarray(rows[:, :-1])),
@@ -114,6 +118,7 @@ def next_token(rows: np.ndarray, is_target: np.ndarray | None = None) -> Batch:
     if is_target is None:
         return Batch(inputs, targets, targets.numel())
     target_mask = is_target[:, 1:]
+    # `int`, because the uint8 of bytes cannot hold IGNORED, which is negative
     return Batch(
         inputs,
         targets.int().masked_fill(torch.from_numpy(~target_mask), IGNORED),
@@ -146,11 +151,11 @@ class TextBatches:
         )
 
     def starts(self, index: np.ndarray, length: int) -> np.ndarray:
-        """Return the start of each sample's window in the split; `index` are the numbers of the
-        samples.
+        """Return the first token of each sample's window, as an index into the split; `index` are
+        the numbers of the samples.
         """
-        # one window fewer than fit, because the windows of a pass are shifted by up to `length` - 1
-        # tokens
+        # A window has `length` inputs, and one more token as the last target. One window fewer than
+        # fit is used, because the windows of a pass are shifted by up to `length` - 1 tokens.
         windows = (len(self.split.tokens) - 1) // length - 1
         if windows < 1:
             raise RopeError(
@@ -169,14 +174,16 @@ class TextBatches:
         return permuted(window, windows, order_seed) * length + offset
 
     def _document_indices(self, starts: np.ndarray, length: int) -> Tensor:
-        """Return the document index of each token of the windows, [len(starts), length]."""
+        """Return the document index of each token of the windows, from 1: [len(starts), length]."""
         tokens = starts[:, None] + np.arange(length)
         return torch.from_numpy(np.searchsorted(self.split.starts, tokens, side="right"))
 
 
 @dataclass(frozen=True)
 class TaskBatches:
-    """Samples of a task from TASKS."""
+    """Samples of a task from TASKS; `options` are (name, value) pairs of that task, such as
+    ("depth", 0.5). The vocabulary is that of the tokenizer `Bytes`.
+    """
 
     task: str
     vocab_size: int = 264
@@ -236,7 +243,7 @@ class MixedBatches:
         """
         draws = uniform(self.seed, index, stream=5, count=1)[:, 0]  # a stream that no part uses
         chosen = np.searchsorted(np.cumsum(self.shares)[:-1], draws, side="right")
-        # rows are grouped by part, since the order of rows within a batch does not matter
+        # the rows of a batch are grouped by part: their order within a batch does not matter
         batches = [
             part.batch(index[chosen == i], length)
             for i, part in enumerate(self.parts)
@@ -246,7 +253,9 @@ class MixedBatches:
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
-    """Return the rows of several batches as one batch."""
+    """Return the rows of several batches as one batch; raise an error if one has more tensors than
+    inputs and targets.
+    """
     extra = sorted({name for batch in batches for name in batch.keywords})
     if extra:
         raise RopeError(
@@ -254,6 +263,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
             "must mix sources whose batches have inputs and targets and no other tensors",
             extra,
         )
+    # `int`, because batches may have different dtypes
     inputs, targets = (
         torch.cat([b.inputs.int() for b in batches]),
         torch.cat([b.targets.int() for b in batches]),
@@ -312,13 +322,13 @@ def mask_tokens(
     """Return (inputs, targets) [B, S] of masked language modelling; the random choices depend only
     on (seed, index).
 
-    rows, index  the tokens of each sample, and its number
+    rows, index  the tokens [B, S], and the number of each sample [B]
     share        how likely each token, or with `whole_words` each word, is a target
     """
     number("share", share, above=0, high=1)
     length = rows.shape[1]
-    # the 64 bits of each token are three numbers: 24 choose the targets, 20 the kind of
-    # replacement, 20 a random token
+    # 64 random bits for each token make three numbers: the high 24 bits choose the targets, the
+    # next 20 the kind of replacement, and the low 20 a random token
     raw = bits(seed, index, 0, length)
     draw, replacement, other = (
         raw >> np.uint64(40),
@@ -326,10 +336,12 @@ def mask_tokens(
         raw & _LOW_20_BITS,
     )
     if whole_words:
-        # every token of a word uses the draw of the word's first token
+        # every token of a word uses the draw of the word's first token, which is the latest column
+        # where a word starts
         first = np.where(tokenizer.starts_word(rows), np.arange(length), 0)
         draw = np.take_along_axis(draw, np.maximum.accumulate(first, axis=1), axis=1)
     chosen = draw < share * 2**24
+    # a 20-bit number times the number of tokens, divided by 2^20: a token below that number
     random_token = ((other * np.uint64(tokenizer.num_words)) >> np.uint64(20)).astype(np.int32)
     rows = rows.astype(np.int32)
     # 80 % of the targets become the mask, 10 % a random token, and 10 % stay as they are

@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Return the folder of tokenized corpora and downloads: ROPEWALK_CACHE, or the folder
-    `ropewalk` in the user's cache folder.
+    """Return the folder of tokenized corpora and downloads: the environment variable
+    ROPEWALK_CACHE, or the folder `ropewalk` in the user's cache folder. It may not exist yet.
     """
     named = os.environ.get("ROPEWALK_CACHE")
     return (

@@ -29,7 +29,9 @@ from ropewalk.interop.checkpoint.shards import write_json
 from ropewalk_lab.distributed import Parallel, local, unsharded
 
 logger = logging.getLogger("ropewalk_lab")
+#: names of checkpoint folders; the digits are the step, so names sort by step
 _NAME = re.compile(r"step-(\d{9})")
+#: the file with the step, the settings and the checksums
 STATE = "state.json"
 
 
@@ -69,7 +71,7 @@ def write_checkpoint(
             write_file(draft / name, header, lambda label, tensors=tensors: [tensors[label]])
         content = {**state, "step": step, "files": {name: _sha256(draft / name) for name in files}}
         write_json(draft / STATE, {**content, "sha256": _state_sha256(content)})
-    # the run has resumed from the newest undamaged checkpoint, so those of later steps are damaged
+    # a run resumes from its newest undamaged checkpoint, so any of a later step is damaged
     kept = [path for path in checkpoints(folder) if path.name <= target.name][:keep]
     for path in checkpoints(folder):
         if path not in kept:
@@ -140,7 +142,9 @@ def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return unsharded copies of the weights and buffers on the CPU; every rank must call this."""
+    """Return unsharded copies of the weights and persistent buffers on the CPU, by name; every rank
+    must call this.
+    """
     return {
         name: unsharded(tensor.detach()).cpu() for name, tensor in _named_tensors(model).items()
     }
@@ -156,7 +160,7 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         raise RopeError(
             "checkpoint",
             "must have the same tensors as this model",
-            sorted(named.keys() ^ tensors.keys())[:5],
+            sorted(named.keys() ^ tensors.keys())[:5],  # names that only one of the two has
         )
     for name, current in named.items():
         if current.shape != tensors[name].shape:
@@ -212,8 +216,8 @@ def _sharded_like(pattern: Tensor, value: Tensor) -> Tensor:
 
 
 def random_states(parallel: Parallel) -> dict[str, Tensor]:
-    """Return the states of torch's random generators on all ranks, [world, bytes], under "cpu" and,
-    on a GPU, also under "cuda".
+    """Return the states of torch's random generators on all ranks, uint8 [world, bytes], under
+    "cpu" and, on a GPU, also under "cuda"; every rank must call this.
     """
     states = {"cpu": parallel.gather(torch.get_rng_state())}
     if parallel.device.type == "cuda":

@@ -42,6 +42,7 @@ ANIMALS = (
     "rabbit",
 )
 NAMES = tuple(" ".join(pair) for pair in product(COLOURS, ANIMALS))
+#: the statement of a code, and the question for it with its answer
 STATED = "\nThe code of the {name} is {code}.\n"
 ASKED = "\nWhich code has the {name}? Its code is {code}.\n"
 
@@ -49,17 +50,20 @@ ASKED = "\nWhich code has the {name}? Its code is {code}.\n"
 def with_codes(
     window: Tensor, count: int, encode: Callable[[str], Sequence[int]], draw: random.Random
 ) -> Tensor:
-    """Return the tokens [S] of a window with `count` codes inserted: each is stated once, and asked
-    for and answered later.
+    """Return the tokens [S] of a window with `count` codes of five digits inserted: each is stated
+    once, and asked for and answered later.
 
     All distances between a statement and its question are equally likely. The end of the text is
     cut off to keep the length.
 
     encode  text -> tokens, without special tokens
+    draw    the random generator, whose state changes
     """
     integer("codes", count, low=0, high=len(NAMES))
-    inserted = []  # (where in the text, from 0 to 1; tokens of a statement or a question)
+    # (share of the text that comes before it, tokens of a statement or a question)
+    inserted = []
     for name in draw.sample(NAMES, count):
+        # `distance` and `stated` are shares of the text
         code, distance = draw.randint(10_000, 99_999), draw.random()
         stated = draw.uniform(0, 1 - distance)
         for place, words in ((stated, STATED), (stated + distance, ASKED)):
@@ -80,7 +84,7 @@ def with_codes(
             f"{len(window)}",
             count,
         )
-    parts, end = [], 0
+    parts, end = [], 0  # `end`: how many tokens of the text are in `parts`
     for place, tokens in sorted(inserted, key=lambda each: each[0]):
         parts += [window[end : round(place * room)], tokens]
         end = round(place * room)

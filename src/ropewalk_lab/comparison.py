@@ -22,7 +22,7 @@ from ropewalk.errors import RopeError, choice, integer
 
 #: extrapolation is measured up to this multiple of the trained length
 STRETCH = 4
-#: smaller changes of weights count as rounding errors
+#: smaller changes of attention weights, or of scores, count as rounding errors
 EXACT = 1e-9
 
 
@@ -90,6 +90,7 @@ def _measure(name: str, num_heads: int, head_dim: int, length: int) -> MeasuredE
     torch.manual_seed(0)
     layer = Attention(num_heads * head_dim, num_heads, encoding=name, length=length, backend="math")
     encoding = layer.encoding
+    # the cost is that of float32; everything after `double` is measured in float64
     flops, tensor_bytes = _cost(encoding, length)
     _, bytes_at_twice_the_length = _cost(encoding, 2 * length)
     layer.double()
@@ -111,7 +112,9 @@ def _measure(name: str, num_heads: int, head_dim: int, length: int) -> MeasuredE
 
 
 def _on_all_axes(encoding: Encoding, positions: Tensor) -> Tensor:
-    """Return positions [S] repeated for every axis of the encoding."""
+    """Return positions [S], the same on every axis of the encoding: [S] for one axis, [axes, 1, S]
+    for several.
+    """
     axes = encoding.rope.spec.num_axes if isinstance(encoding, Rotary) else 1
     return positions if axes == 1 else positions.expand(axes, 1, -1)
 
@@ -201,8 +204,8 @@ def _scores(
 
 
 def _unit_scores(encoding: Encoding, distances: Tensor) -> Tensor:
-    """Return scores of unit queries at each distance with unit keys at position 0: [head_dim, H,
-    distances, head_dim].
+    """Return scores of unit queries at each distance with unit keys at position 0: [dimension of
+    the query, H, distances, dimension of the key].
 
     The score of any q and k is a linear combination of these.
     """
@@ -214,7 +217,8 @@ def _unit_scores(encoding: Encoding, distances: Tensor) -> Tensor:
 
 
 def _rank(encoding: Encoding, bounded: bool) -> int:
-    """Return the rank of one head's score matrix, for 5 more tokens than a head has dimensions.
+    """Return the rank of the first head's score matrix, for random tokens, 5 more than a head has
+    dimensions.
 
     A product of q and k has rank head_dim at most; linear attention cannot compute scores of a
     higher rank.
@@ -237,6 +241,7 @@ def _excess(encoding: Encoding, length: int) -> float:
     """
     scores = _unit_scores(encoding, torch.arange(STRETCH * length))
     within, beyond = scores[:, :, :length], scores[:, :, length:]
+    # the range over all distances, of each query dimension, head and key dimension
     low, high = within.amin(dim=2), within.amax(dim=2)
     outside = torch.maximum(beyond.amax(dim=2) - high, low - beyond.amin(dim=2)).max().item()
     if outside <= EXACT:  # rounding errors
@@ -274,7 +279,8 @@ def _cost(encoding: Encoding, seq: int) -> tuple[int, int]:
     `seq` float32 tokens.
     """
     sizes = encoding.sizes
-    # within the maximum position; the cost does not depend on positions
+    # positions stay below `sizes.length`, which some encodings require; the cost does not depend on
+    # them
     positions = torch.arange(seq) % sizes.length
     coordinates = _on_all_axes(encoding, positions)
     x = torch.ones(1, seq, sizes.model_dim)

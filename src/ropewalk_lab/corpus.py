@@ -64,6 +64,7 @@ class Split:
         chosen = long_enough[permuted(window % len(long_enough), len(long_enough), seeds)]
         # windows of the same document start at evenly spaced positions
         windows_per_document = -(-count // len(long_enough))  # rounded up
+        # where a window starts, from 0 (the start of the document) to 1 (the latest start)
         share = (window // len(long_enough) + 0.5) / windows_per_document
         latest_start = sizes[chosen] - length
         return self.rows(self.starts[chosen] + (share * latest_start).astype(np.int64), length)
@@ -113,7 +114,11 @@ def open_corpus(
     field: str = "text",
 ) -> Corpus:
     """Return the corpus of a source: a name from SOURCES, a text file, a file of JSON lines with
-    the text in `field`, a folder of such files, or a dataset that `datasets` saved to disk.
+    the text in `field`, a folder of such files, or a dataset that `datasets` saved to disk. It is
+    tokenized only if the cache does not have it.
+
+    tokenizer  None: bytes
+    cache      the folder of all tokenized corpora; None: `cache_folder()`
     """
     tokenizer = Bytes() if tokenizer is None else tokenizer
     files = find_source(source, field)
@@ -132,8 +137,8 @@ def held_out(name: str) -> bool:
 
 
 def _cache_id(source: TextSource, tokenizer: Tokenizer, field: str) -> str:
-    """Return an id of the sizes and modification times of the files, how they are read, the
-    tokenizer and the format.
+    """Return 24 hex digits that identify the stored corpus: they depend on the names, sizes and
+    modification times of the files, how they are read, the tokenizer and the format.
     """
     digest = hashlib.sha256(
         f"{_FORMAT}/{tokenizer.name}/{field}/{getattr(source.read, '__name__', '')}".encode()

@@ -26,7 +26,7 @@ from ropewalk_lab.sources import check_ends, parse_line
 from ropewalk_lab.text_tasks import TASKS
 from ropewalk_lab.tokenizer import Tokenizer, open_tokenizer
 
-#: objectives whose samples are the lines of a file
+#: objectives whose samples are the lines of a file: pairs, triplets and classes
 FILE_OBJECTIVES = (*TripletBatches.FORMS, "classes")
 #: windows of held-out text, or held-out samples of a task, in one evaluation
 WINDOWS = 64
@@ -102,7 +102,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Part:
-    """A held-out part: `count` samples, from the number `first`."""
+    """A held-out part: `count` samples of `batches`, from the sample number `first` on."""
 
     batches: Batches
     count: int
@@ -119,9 +119,8 @@ class RunData:
     tokenizer: Tokenizer
     parts: dict[str, Part] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
-    size: int | None = (
-        None  # samples in one pass over the training data, if they are the lines of a file
-    )
+    # the number of samples in one pass over the training data, if they are the lines of a file
+    size: int | None = None
 
 
 def make_data(table: dict[str, Any]) -> Data:
@@ -135,7 +134,7 @@ def make_data(table: dict[str, Any]) -> Data:
 
 def make_batches(data: Data, seed: int) -> Batches:
     """Return the training samples that a `data` table describes, without its held-out parts."""
-    return open_data(data, seed, 1).train
+    return open_data(data, seed, 1).train  # the length matters for the held-out parts only
 
 
 def open_data(data: Data, seed: int, length: int) -> RunData:
@@ -158,7 +157,7 @@ def open_data(data: Data, seed: int, length: int) -> RunData:
     train, valid = (
         _text_batches(data, tokenizer, corpus, split, seed) for split in ("train", "valid")
     )
-    long_enough = len(corpus.valid.tokens) > 2 * length
+    long_enough = len(corpus.valid.tokens) > 2 * length  # as TextBatches requires
     return RunData(
         train,
         tokenizer,
@@ -235,7 +234,7 @@ def _line_batches(
     shuffle: bool,
 ) -> Batches:
     """Return batches of labelled lines: texts with a class, or triplets (A, B, C), whose label says
-    whether B or C is closer to A.
+    whether B or C is closer to A. With `shuffle`, B and C are also exchanged at random.
     """
     if objective == "classes":
         return ExampleBatches(rows, classes, tokenizer, seed, shuffle)

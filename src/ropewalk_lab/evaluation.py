@@ -46,8 +46,8 @@ def evaluating(model: Model, device: torch.device | None = None) -> Iterator[tor
 def losses_and_hits(
     model: Model, rows: np.ndarray, tail: int, device: torch.device | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of the last `tail` tokens of rows [N, L + 1], and whether the argmax is
-    correct, both [N, tail].
+    """Return the loss of the last `tail` tokens of rows [N, L + 1], in nats, and whether the argmax
+    is correct, bool; both are [N, tail] on the CPU.
     """
     if not 1 <= tail < rows.shape[1]:
         raise RopeError(
@@ -74,8 +74,8 @@ def losses_and_hits(
 def tail_means(
     model: Model, windows: np.ndarray, length: int, tail: int, device: torch.device | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean loss and accuracy, both [N], of the last `tail` tokens of each window, of
-    which the model reads the last `length` + 1 tokens.
+    """Return the mean loss and accuracy, both [N], of the last `tail` tokens of each window; the
+    model reads only the last `length` + 1 tokens of it: `length` inputs, and the last target.
     """
     integer("lengths", length, low=tail, high=windows.shape[1] - 1)
     losses, hits = losses_and_hits(model, windows[:, -(length + 1) :], tail, device)
@@ -117,7 +117,7 @@ def sliding_losses(
     integer("width", width, low=1, high=windows.shape[1] - 1)
     integer("tail", tail, low=1, high=windows.shape[1] - 1)
     # from the last chunk of a window to the first: each gives the losses of its last tokens, at
-    # most `stride`
+    # most `stride`; it has one token more than `width`, which is only a target
     sums, remaining, end = [], tail, windows.shape[1]
     while remaining > 0:
         count = min(stride, remaining)
@@ -139,8 +139,9 @@ def task_hits(
     """Return 1.0 for each solved sample and 0.0 for the others, [count]; solved means that every
     target is predicted correctly.
 
-    Greedy decoding solves the same samples. Sample numbers start at `first`, so that no sample was
-    seen in training.
+    Greedy decoding solves the same samples, although the model reads the whole answer here: a
+    wrong token counts as a failure in both. Sample numbers start at `first`, by default beyond
+    those of trainings.
     """
     solved = []
     index = first + np.arange(integer("count", count, low=1))
@@ -163,8 +164,8 @@ def depth_grid(
     seed: int = 0,
     device: torch.device | None = None,
 ) -> dict[tuple[int, float], np.ndarray]:
-    """Return, for each (length, depth), which of `count` samples of a retrieval task are solved
-    (see `task_hits`).
+    """Return, for each (length, depth), which of `count` samples of a retrieval task are solved:
+    1.0 or 0.0, [count].
 
     The depth is where the text to be retrieved lies: 0 at the start of the context, 1 at its end.
     """

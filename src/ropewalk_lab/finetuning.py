@@ -24,7 +24,7 @@ from ropewalk_lab.objectives import logits_of
 from ropewalk_lab.settings import Preset, make_preset
 from ropewalk_lab.tokenizer import TOKENIZER_FILES, open_tokenizer
 
-#: settings of BERT's fine-tuning
+#: settings of BERT's fine-tuning, in the `train` table of the preset
 TRAIN: dict[str, Any] = {
     "schedule": "linear",
     "final": 0.0,
@@ -80,6 +80,8 @@ def finetuning_preset(
     start      a Hugging Face folder of a RoFormer or BERT, a folder of `rw.save`, or the folder of
                a finished training
     tokenizer  "bytes" or a path; by default the tokenizer in the folder of the checkpoint
+    length     tokens of a row at most; longer texts are truncated
+    batch      samples of one step
     epochs     passes over the training file; the learning rate rises for a tenth of the steps and
                falls linearly to 0
     changes    settings to replace in the preset, such as train.weight_decay=0.1
@@ -109,7 +111,7 @@ def finetuning_preset(
     # the data of these objectives always have a size
     size: int = open_data(chosen, 0, length).size  # type: ignore[assignment]
     steps = math.ceil(number("epochs", epochs, above=0, high=MOST_EPOCHS) * size / batch)
-    stage["steps"] = steps
+    stage["steps"] = steps  # `tables` holds this stage
     tables["train"] |= {"warmup": steps // 10, "evaluate_every": math.ceil(size / batch)}
     return make_preset(tables, changes)
 
@@ -122,8 +124,8 @@ def evaluate_file(
     device: str = "cpu",
     progress: bool = False,
 ) -> tuple[Measured, tuple[str, ...]]:
-    """Return the loss and accuracy of a fine-tuned model on a labelled file, and the predicted
-    class of each line.
+    """Return the loss and accuracy of a fine-tuned model on a labelled file, and the name of the
+    predicted class of each line.
 
     model   a folder that a training wrote
     length  the rows are truncated to this length, by default that of the training

@@ -24,12 +24,13 @@ PAGE = "report.html"
 
 
 def draw_fit(fit: Fit) -> Any:
-    """Return a figure: the loss by band of positions with error bars, and pass keys found by
-    length, one line per method.
+    """Return a figure with one line per method: the mean loss by band of positions with its
+    standard error, and beside it, if they were measured, the share of pass keys found by length.
     """
     rows, facts = fit.rows, fit.facts
     key_lengths = sorted({row["length"] for row in rows if row["metric"] == "passkey"})
     figure, axes = blank(LIGHT, 11 if key_lengths else 7, 4.4, across=2 if key_lengths else 1)
+    # the methods that were measured on text
     names = [
         name
         for name in facts["methods"]
@@ -49,6 +50,7 @@ def draw_fit(fit: Fit) -> Any:
             "markersize": 3,
         }
         of_method = [row for row in rows if row["method"] == name]
+        # [windows, bands]
         losses = np.array(
             [
                 row["bands"]
@@ -99,6 +101,7 @@ def write_page(fit: Fit, folder: str | Path) -> Path:
                 Table(f"What engines compute from {CONFIG}", ("",), [(line,) for line in lines])
             )
         )
+        # through JSON, because values may be of types that JSON does not have
         body.append(html.details_html(CONFIG, json.loads(json.dumps(fit.config, default=str))))
     body.append(html.details_html("Settings", json.loads(json.dumps(fit.facts, default=str))))
     write_atomically(folder / PAGE, html.document("ropewalk fit", body))
@@ -106,7 +109,9 @@ def write_page(fit: Fit, folder: str | Path) -> Path:
 
 
 def _pictures(fit: Fit, folder: Path) -> list[str]:
-    """Write fit.png and return its SVG as HTML; nothing if matplotlib is not installed."""
+    """Write fit.png, and return a list with the same picture as HTML; if matplotlib is not
+    installed, write nothing and return [].
+    """
     try:
         import matplotlib  # noqa: F401 - only to see whether it is installed
     except ImportError:
@@ -123,8 +128,8 @@ def _pictures(fit: Fit, folder: Path) -> list[str]:
 
 
 def _pass_keys_by_depth(fit: Fit) -> list[str]:
-    """Return a table that says of each method and length at which depths it found the pass key; []
-    if none was measured.
+    """Return a list with one HTML table, which says of each method and length at which depths it
+    found the pass key; [] if no pass key was measured.
     """
     key_rows = [row for row in fit.rows if row["metric"] == "passkey"]
     if not key_rows:

@@ -1,5 +1,5 @@
 """Parameter groups of the optimizer, gradient norms by group, and clipping; no value is read from
-the device.
+the device, since the program would wait for it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from ropewalk.encodings.base import Encoding
 from ropewalk.rope import Rope
 from ropewalk_lab.distributed import Parallel, local
 
+#: groups of the parameters that belong to positions: learned frequencies, and all others of an
+#: encoding
 FREQUENCIES, ENCODING = "frequencies", "encoding"
 
 
@@ -79,7 +81,7 @@ class GradientNorms:
         float32 [1 + groups], on the device.
         """
         grads = [None if p.grad is None else local(p.grad) for p in self.parameters]
-        # which parameters have a gradient
+        # which parameters have a gradient here; with FSDP a rank's shard may be empty
         present = [i for i, grad in enumerate(grads) if grad is not None and grad.numel()]
         first = local(self.parameters[0])
         squares = torch.zeros(len(self.names), dtype=torch.float32, device=first.device)
@@ -88,13 +90,17 @@ class GradientNorms:
             norms = torch.stack(
                 [n.float() for n in torch._foreach_norm([grads[i] for i in present])]  # type: ignore
             )  # type: ignore[misc]
+            # an index is copied to the device, so it is used only if a gradient is missing
             group = self._group if len(present) == len(grads) else self._group[present]
             squares.index_add_(0, group, norms.square())
+        # with FSDP these are only the squares of this rank's shards
         squares = self.parallel.sum_of_shards(squares)
         return torch.cat((squares.sum().sqrt()[None], squares.sqrt()))
 
     @torch.no_grad()
     def clip(self, norm: Tensor, max_norm: float) -> None:
-        """Scale all gradients by max_norm / norm if `norm` is above `max_norm`."""
+        """Scale all gradients in place by max_norm / norm if `norm`, their total, is above
+        `max_norm`.
+        """
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_([local(p.grad) for p in self.parameters if p.grad is not None], factor)  # type: ignore[attr-defined]

@@ -23,9 +23,11 @@ MAX_LOGITS = 1 << 26
 
 @dataclass(frozen=True)
 class Measured:
-    """The mean loss and the accuracy over `count` targets; both are None if no target is known.
+    """The mean loss in nats and the accuracy (0 to 1) over `count` targets; both are None if no
+    target is known.
 
-    choices  the predicted class of each sample, for objectives with one target per sample
+    choices  the index of the predicted class of each sample, for objectives with one target per
+             sample; otherwise empty
     """
 
     loss: float | None
@@ -71,8 +73,11 @@ def measure(
 ) -> Measured:
     """Return the mean loss, the accuracy and the chosen classes of a model on a held-out part.
 
-    predict   a function from (tokens, **keywords) to the model's output
-    progress  the title of a progress bar; empty: no bar
+    predict    a function from (tokens, **keywords) to the model's output
+    objective  a name from OBJECTIVES
+    length     tokens of a row
+    parallel   None: this process alone
+    progress   the title of a progress bar; empty: no bar
     """
     parallel = Parallel() if parallel is None else parallel
     batch_size = max(1, _tokens_at_once(part, objective) // length)
@@ -85,6 +90,7 @@ def measure(
             output = predict(batch.inputs, **batch.keywords)
             chosen = SCORES[objective](output).argmax(-1)
             hits += (chosen == batch.targets).sum().item()
+            # objectives return sums over the targets
             loss += OBJECTIVES[objective](_Output(output), batch).item() if batch.count else 0.0
             count += batch.count
             if objective in FILE_OBJECTIVES:  # one target for each sample
@@ -101,8 +107,8 @@ def measure(
 
 
 def _tokens_at_once(part: Part, objective: str) -> int:
-    """Return how many tokens fit in one forward pass, divided by the number of rows that a sample
-    has.
+    """Return how many tokens one forward pass may have, divided by the number of rows that a sample
+    has; of a language model, no more than MAX_LOGITS allows.
     """
     if objective in FILE_OBJECTIVES:
         rows_per_sample = {"pairs": 2, "triplets": 3, "classes": 1}[objective]

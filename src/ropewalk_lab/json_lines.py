@@ -19,7 +19,7 @@ def encode_rows(rows: Iterable[dict[str, Any]]) -> str:
 
 def write_atomically(path: Path, text: str, field: str = "path") -> None:
     """Replace a file by `text`, synced to disk; a reader sees the old file or the whole new one.
-    `field` names the path in the error.
+    Missing folders are made. `field` is what the error calls the path.
     """
     if path.exists() and not path.is_file():
         raise RopeError(

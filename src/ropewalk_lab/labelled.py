@@ -32,7 +32,7 @@ TEXT_COLUMNS: tuple[tuple[str, ...], ...] = (
 )
 LABEL_COLUMNS = ("label", "gold_label", "is_duplicate", "Quality")
 #: values of the label column that are no class, and one that is a class only if the training file
-#: has it
+#: has it: in GLUE -1 means that the label is not known
 ABSENT, UNKNOWN = (None, "", "-"), "-1"
 #: the most classes of a file; a column with more is probably a score or a text
 MAX_CLASSES = 1000
@@ -58,6 +58,7 @@ def read_examples(path: str | Path, columns: Sequence[str] = ()) -> list[Example
     if columns and len(columns) not in (2, 3):
         rule = "must name one text or two, and then the label, as in sentence1,sentence2,label"
         raise RopeError("columns", rule, list(columns))
+    # names of the columns; empty if the columns of GLUE are to be found
     texts, label = tuple(columns[:-1]), columns[-1] if columns else ""
     has_no_header = bool(columns) and all(name.isdigit() for name in columns)
     examples = []
@@ -129,8 +130,8 @@ def classes_of(examples: Sequence[Example]) -> tuple[str, ...]:
 
 
 def split_examples(examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
-    """Return the examples as (train, valid), split by their first text: examples with the same text
-    are in the same split.
+    """Return the examples as (train, valid), split by a hash of their first text: examples with the
+    same text are in the same split, and about a tenth of the texts are in `valid`.
     """
     splits: dict[bool, list[Example]] = {False: [], True: []}
     for example in examples:

@@ -25,8 +25,8 @@ class StepData:
     """The micro-batches of one step on this rank, and the seconds it took to make them."""
 
     step: int
-    length: int
-    rows: int  # of all ranks
+    length: int  # tokens of a row
+    rows: int  # of all ranks and micro-batches
     micro_batches: list[Batch]
     seconds: float
 
@@ -39,6 +39,8 @@ class StepData:
 class Loader:
     """Loads the data of any step; it has no state, because the step number determines the sample
     numbers.
+
+    accumulation  the number of micro-batches of a step
     """
 
     def __init__(
@@ -56,9 +58,9 @@ class Loader:
         load them.
         """
         began = time.perf_counter()
-        stage, first = stage_at(self.stages, step)
+        stage, first_sample = stage_at(self.stages, step)
         micro_batches = []
-        for samples in (first + np.arange(stage.batch)).reshape(self.accumulation, -1):
+        for samples in (first_sample + np.arange(stage.batch)).reshape(self.accumulation, -1):
             batch = self.parallel.shard(
                 self.batches.batch(self.parallel.samples(samples), stage.length)
             )

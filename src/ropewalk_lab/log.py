@@ -41,7 +41,7 @@ class Log:
         return list(self._rows) if self.path is None else read_log(self.path)
 
     def truncate(self, step: int) -> None:
-        """Remove the rows after `step`, because these steps will be run again."""
+        """Remove the rows of the steps after `step`, because these steps will be run again."""
         rows = [row for row in self.rows() if row["step"] <= step]
         if self.path is None:
             self._rows = rows
@@ -55,9 +55,12 @@ class Log:
 
 
 def read_log(path: str | Path) -> list[dict[str, Any]]:
-    """Return the rows of a log, without a last line that is incomplete because the run was killed."""
+    """Return the rows of a log, without a last line that is incomplete because the run was killed;
+    [] if there is no file.
+    """
     if not Path(path).exists():
         return []
+    # what follows the last newline: nothing, or an incomplete line
     *lines, _ = Path(path).read_text(encoding="utf-8").split("\n")
     try:
         return [json.loads(line) for line in lines if line]

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ropewalk_lab.fit.reader import MAX_LOGITS
 
-#: the largest weight of a token
+#: the largest weight of a token in the loss
 MOST = 5.0
 
 
@@ -21,14 +21,15 @@ def token_weights(short: Tensor, full: Tensor, context: int) -> Tensor:
     """Return the weight of each token in LongCE, larger if the long context helps: exp(short -
     full), at most MOST.
 
-    short, full  losses [S] with a short context and with the full one, beginning with token 1
-    context      the size of the short context; the tokens before this number have weight 1, because
-                 for them both contexts are the same
+    short, full  losses [S] with a short context and with the full one: entry i is that of token
+                 i + 1, since token 0 has no loss
+    context      the size of the short context; tokens 1 to context - 1 have weight 1, because for
+                 them both contexts are the same
 
     The weights have no gradient.
     """
     weights = (short - full).detach().exp().clamp(max=MOST)
-    weights[: context - 1] = 1.0  # token 0 has no loss
+    weights[: context - 1] = 1.0
     return weights
 
 
@@ -41,7 +42,7 @@ def chunked_loss(
     context: int = 1,
 ) -> Tensor:
     """Return the mean loss of targets [S] after hidden states [S, width]; weighted as LongCE if
-    `short` is given.
+    `short` is given. The weighted losses are divided by S, not by the sum of the weights.
 
     head            from hidden states to logits
     short, context  as in `token_weights`
@@ -55,6 +56,7 @@ def chunked_loss(
         losses = checkpoint(_losses, hidden[part], head, targets[part], use_reentrant=False)
         assert isinstance(losses, Tensor)
         if short is not None:
+            # the short context ends `start` entries earlier in this chunk
             losses = losses * token_weights(short[part], losses, max(1, context - start))
         total = total + losses.sum()
     return total / len(targets)

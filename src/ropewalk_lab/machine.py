@@ -30,13 +30,16 @@ def machine(device: str | torch.device = "cpu") -> dict[str, Any]:
 
 
 def device_name(device: str | torch.device = "cpu") -> str:
-    """Return the name of a GPU, or the architecture and model of the processor."""
+    """Return the name of the GPU if `device` is one, otherwise the architecture and model of the
+    processor.
+    """
     if str(device).startswith("cuda"):
         import torch
 
         return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
     for line in info.read_text().splitlines() if info.exists() else ():
+        # x86 has lines "model name", ARM has numbers: "CPU part"
         if line.lower().startswith(("model name", "cpu part")):
             return f"{platform.machine()} {line.split(':', 1)[1].strip()}"
     return f"{platform.machine()} {platform.processor()}".strip()

@@ -59,8 +59,8 @@ def read_triplets(path: str | Path, unlabelled: str | None = "B") -> list[Triple
 
 
 def split_triplets(triplets: Sequence[Triplet]) -> tuple[list[Triplet], list[Triplet]]:
-    """Return the triplets as (train, valid), split by the text of A, so that triplets with the same
-    A are in the same split.
+    """Return the triplets as (train, valid), split by a hash of the text of A: triplets with the
+    same A are in the same split, and about a tenth of these texts are in `valid`.
     """
     splits: dict[bool, list[Triplet]] = {False: [], True: []}
     for triplet in triplets:

@@ -31,8 +31,8 @@ USE_FILE = "ropewalk.json"
 
 @dataclass(frozen=True)
 class ModelUse:
-    """What a model was trained for: the objective, the length of its rows, the classes of its
-    targets and its tokenizer.
+    """What a model was trained for: the objective, the length of its rows, its tokenizer, the
+    classes of its targets, and the columns of its training file (empty: those of GLUE).
     """
 
     objective: str
@@ -44,7 +44,7 @@ class ModelUse:
 
 def find_model(folder: str | Path, name: str = "start") -> Path:
     """Return the folder of a checkpoint: `folder` itself, or the folder `model` that a finished
-    training wrote into it.
+    training wrote into it. Raise an error if it is no folder, or that of an unfinished training.
 
     name  what the caller calls the folder, for error messages
     """
@@ -64,7 +64,9 @@ def find_model(folder: str | Path, name: str = "start") -> Path:
 
 
 def find_tokenizer(start: str | Path) -> str:
-    """Return the tokenizer of a model folder: the path of a file in it, or "bytes"."""
+    """Return the tokenizer of a model folder: the path of a file in it, or "bytes" if its model was
+    trained on bytes; raise an error if there is neither.
+    """
     folder = find_model(start)
     files = [str(folder / name) for name in TOKENIZER_FILES if (folder / name).is_file()]
     if files:
@@ -122,8 +124,8 @@ def load_start(
     freeze: str = "none",
     **changes: Any,
 ) -> nn.Module:
-    """Return the model of a checkpoint in float32; its output layer is replaced by a new one if it
-    is not of the kind `head`, or has another number of outputs.
+    """Return the model of a checkpoint in float32; the output layer of a RoFormer or BERT is
+    replaced by a new one if it is not of the kind `head`, or has another number of outputs.
 
     num_labels  the number of outputs of the head
     freeze      a policy from FREEZES: which weights are not trained
@@ -148,7 +150,7 @@ def load_start(
         )
     model = type(source)(replace(source.config, **changes))  # type: ignore[arg-type]  # a dataclass
     # weights of the checkpoint are used where the model has the same shape, those of the head only
-    # if the head is the same
+    # if it is of the same kind
     shapes = {name: value.shape for name, value in model.state_dict().items()}
     same_head = getattr(source.config, "head", None) == getattr(model.config, "head", None)
     usable = {
@@ -168,8 +170,8 @@ def load_start(
 
 
 def tokens_needed(tokenizer: Tokenizer, objective: str) -> int:
-    """Return the smallest vocabulary that a model needs for a tokenizer: the tokens that occur in
-    text, and the mask if the objective is "masked".
+    """Return how many tokens the vocabulary of a model must have for a tokenizer: those that occur
+    in text, and the mask if the objective is "masked".
     """
     return (
         max(tokenizer.num_words, tokenizer.mask_id + 1)

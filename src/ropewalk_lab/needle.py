@@ -32,7 +32,7 @@ def answer_loss(
     whether the model uses it.
     """
     needle = TaskBatches(task, seed=seed, options=(("depth", 0.0),))
-    # the numbers of the samples, and how many are read at once
+    # the numbers of the samples, and how many are read in one forward pass
     index, batch_size = (
         FIRST + np.arange(count),
         max(1, MAX_TOKENS // length),

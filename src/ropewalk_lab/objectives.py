@@ -38,6 +38,7 @@ class ModelWithObjective(nn.Module):
         self.model, self.objective = model, objective
 
     def forward(self, batch: Batch, objective: Objective | None = None) -> Tensor:
+        """Return what the objective gives for a batch; `objective` replaces that of `__init__`."""
         return (self.objective if objective is None else objective)(self.model, batch)
 
 
@@ -67,12 +68,14 @@ def pairs(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def triplets(model: nn.Module, batch: Batch, margin: float = 0.2) -> Tensor:
-    """Return the margin loss of the cosines of text A with texts B and C, summed over the samples.
+    """Return the margin loss of the cosines of text A with texts B and C, summed over the samples:
+    it is 0 once the cosine with the closer text is larger by `margin`.
 
     The model embeds the texts A, B and C of N samples as [3 N, D]. Target 0: A is more like B; 1:
     more like C; IGNORED: the sample does not count.
     """
     with_b, with_c = cosines(predict(model, batch)).unbind(-1)
+    # how much larger the cosine with the closer text is
     margin_of_target = (with_b - with_c) * torch.where(batch.targets == 0, 1.0, -1.0)
     return (F.relu(margin - margin_of_target) * (batch.targets != IGNORED)).sum()
 
@@ -85,15 +88,15 @@ def classes(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def pair_scores(output: Tensor) -> Tensor:
-    """Return the scores [N, 2] of texts B and C in N samples, from one score for each of the rows
-    (A, B) and (A, C).
+    """Return the scores [N, 2] of texts B and C in N samples, from the 2 N scores of the rows (A,
+    B) and (A, C), which alternate.
     """
     return output.float().view(-1, 2)
 
 
 def cosines(output: Tensor) -> Tensor:
     """Return the cosines [N, 2] of text A with texts B and C in N samples, from the vectors [3 N,
-    D] of A, B and C.
+    D] of A, B and C of the first sample, then of the second, and so on.
     """
     a, b, c = F.normalize(output.float(), dim=-1).unflatten(0, (-1, 3)).unbind(1)
     return torch.stack(((a * b).sum(-1), (a * c).sum(-1)), dim=-1)

@@ -11,7 +11,7 @@ import torch
 from ropewalk.caches import cached
 
 logger = logging.getLogger("ropewalk_lab")
-#: size of the matrices that are timed
+#: rows and columns of the matrices that are timed
 _TIMED_SIZE = 192
 
 
@@ -26,7 +26,7 @@ def usable_precision(precision: str, device: torch.device) -> str:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager:
-    """Return the context manager for a forward pass."""
+    """Return the context manager for a forward pass; with "float32" it does nothing."""
     return nullcontext() if precision == "float32" else torch.autocast(device.type, torch.bfloat16)
 
 

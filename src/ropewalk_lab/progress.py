@@ -14,7 +14,8 @@ LINES = 10.0
 
 
 class Progress:
-    """How far something is, on stderr: a line that changes on a terminal, lines in a pipe or file.
+    """Shows on stderr how many steps are done: a line that changes on a terminal, lines in a pipe
+    or file.
 
     total  the number of steps; 0: not known
     """
@@ -43,11 +44,11 @@ class Progress:
             self._change(text)
         elif self.enabled and (now or self.is_due(LINES)):
             self.printed = time.monotonic()
-            of = f" ({self.done} of {self.total})" if self.total else ""
-            print(f"{self.title}: {shown(text)}{of}", file=sys.stderr, flush=True)
+            counts = f" ({self.done} of {self.total})" if self.total else ""
+            print(f"{self.title}: {shown(text)}{counts}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """End the line on a terminal."""
+        """End the line on a terminal; nothing is shown there afterwards."""
         if self.terminal:
             print(file=sys.stderr, flush=True)
             self.terminal = self.enabled = False
@@ -55,7 +56,8 @@ class Progress:
     def _change(self, text: str) -> None:
         """Write the line on the terminal anew."""
         seconds = int(time.monotonic() - self.began)
-        of = f"{self.done}/{self.total}" if self.total else str(self.done)
-        line = f"{self.title} {of} {seconds // 60}:{seconds % 60:02d} {shown(text)}"
+        counts = f"{self.done}/{self.total}" if self.total else str(self.done)
+        line = f"{self.title} {counts} {seconds // 60}:{seconds % 60:02d} {shown(text)}"
         width = shutil.get_terminal_size().columns - 1
+        # the code at the end clears what an earlier, longer line left
         print(f"\r{line[:width]}\x1b[K", end="", file=sys.stderr, flush=True)

@@ -48,8 +48,8 @@ PUBLISHED: dict[str, PublishedTable] = {
 
 
 def beside(name: str, findings: Findings) -> Table:
-    """Return a table of PUBLISHED with our columns on the right; "-" where the study has no
-    counterpart of a row.
+    """Return the table `name` of PUBLISHED with our columns on the right; "-" where the study has
+    no counterpart of a row. Without any value of ours, the table is as published.
     """
     table, ours = PUBLISHED[name], findings.ours.get(name)
     if ours is None:
@@ -60,5 +60,7 @@ def beside(name: str, findings: Findings) -> Table:
 
 
 def compared(names: Iterable[str], findings: Findings) -> list[Table]:
-    """Return the tables of PUBLISHED for which the study has values of its own, with both."""
+    """Return those of the named tables of PUBLISHED for which the study has values of its own, with
+    both.
+    """
     return [beside(name, findings) for name in names if name in findings.ours]

@@ -27,8 +27,9 @@ def recalibrate(
     """Train all parameters that require gradients with AdamW and return the loss of each step; the
     model is changed in place.
 
-    tokens  integer [rows, length]: the rows are drawn at random, and `length` should be the trained
-            length of the model
+    tokens  integer [rows, length]: rows are drawn at random, with repetition, and `length` should
+            be the trained length of the model
+    batch   rows of one step
     rate    the learning rate, reached after `warmup` steps and then constant, as in DroPE, whose
             authors use 1e-4 to 3e-4
     log     called with each step and its loss

@@ -60,7 +60,8 @@ def recommend(results: Mapping[str, StudyResult]) -> list[Recommendation]:
 
 
 def lowest(scores: Mapping[str, Score], what: str, *, same_model: bool = False) -> tuple[str, str]:
-    """Return (advice, reason) that recommends the lowest score and all scores tied with it.
+    """Return (advice, reason) that recommends the lowest score and all scores tied with it; no
+    recommendation if all are tied, or there are fewer than two.
 
     what        what the scores are, for the reason
     same_model  all scores are of one model, so the noise between trainings does not matter
@@ -125,6 +126,7 @@ def _stream(result: StudyResult) -> tuple[str, str]:
         if near is not None and far is not None:
             rise = compare(far, near)
             if rise.difference + 2 * rise.error <= 0.05:  # nats per token
+                # the loss comes first, because the list is sorted by it
                 stable.append((far.mean, f"{name} ({difference(rise)})"))
     if not stable:
         return (
@@ -144,6 +146,7 @@ def _zero_shot(result: StudyResult) -> tuple[str, str]:
     """
     factor = max(distinct(result.rows, "loss", "factor", tuned=0))
     methods = distinct(result.rows, "loss", "method", tuned=0)
+    # rows with the factor 1 are those of the trained length
     trained_length = select(result.rows, "loss", tuned=0, factor=1)[0]["length"]
     losses = scores_by(
         result.rows,
@@ -159,7 +162,7 @@ def _zero_shot(result: StudyResult) -> tuple[str, str]:
 
 def _fine_tuned(result: StudyResult) -> tuple[str, str]:
     """Return (advice, reason): the scaling with the lowest loss at the largest factor, after
-    fine-tuning for that factor.
+    fine-tuning for that factor. `tuned` of a row is the number of its fine-tuning steps.
     """
     rows = [row for row in result.rows if row["metric"] == "loss" and row["tuned"]]
     if not rows:
@@ -177,7 +180,7 @@ def _retrieval(result: StudyResult) -> tuple[str, str]:
     """Return (advice, reason): the method that misses the fewest pass keys at the longest length,
     among models with the first base θ of the study.
     """
-    claim = result.findings.claims[0]
+    claim = result.findings.claims[0]  # that the model finds pass keys at the trained length
     if claim.verdict != HOLDS:
         return (
             "No recommendation: the model did not learn to find pass keys at the trained length.",

@@ -45,7 +45,7 @@ def read_results(folder: str | Path) -> dict[str, StudyResult]:
                 f"must have {', '.join(NEEDED_FACTS)}; run the study again",
                 absent,
             )
-        # without claims if the run was too short
+        # a run that was too short loses its claims here
         findings = concluded(study.findings(rows, facts), facts)
         results.append((path.parent.name, StudyResult(rows, facts, findings)))
     if not results:
@@ -130,7 +130,8 @@ def noise(rows: list[Row], facts: dict[str, Any]) -> str:
     """Return a sentence about the noise between trainings: measured if there are several seeds,
     otherwise the published value.
 
-    It is empty if the study does not depend on seeds, or if no loss was measured with several.
+    It is "" with one seed if the study does not depend on seeds, and with several if no loss was
+    measured with more than one of them.
     """
     if facts["seeds"] == 1:
         said = (
@@ -164,8 +165,9 @@ def _environment(facts: dict[str, Any]) -> str:
     """
     machine, corpus = facts["machine"], facts.get("corpus", {})
     versions = f"torch {machine['torch']}, Python {machine['python']}, {machine['date']}."
+    # of a model that the study trained, the text is named by its hash, if there is one
     text = f" Text: sha256 {corpus['fingerprint'][:16]}." if corpus else ""
-    if "model" in facts:  # a pretrained one; otherwise the preset names the model that was trained
+    if "model" in facts:  # a pretrained one
         text = f" Model {facts['model']}, text {', '.join(facts.get('text', []))}."
     return (
         f"Preset {facts['preset']}, {facts['seeds']} seeds, {machine['device']}, {versions}{text}"

@@ -67,7 +67,7 @@ def escape(text: object) -> str:
 
 
 def document(title: str, body: Iterable[str]) -> str:
-    """Return a whole HTML page."""
+    """Return a whole HTML page; `body` are parts of it that are HTML already."""
     content = "\n".join(body)
     head = (
         '<meta charset="utf-8"><meta name="viewport" '
@@ -93,13 +93,16 @@ def lead_html(lead: Lead) -> str:
 
 
 def _cell_html(cell: str) -> str:
-    """Return a cell; a number and its error stay on one line."""
+    """Return a table cell as HTML; one without letters, such as a number and its error, stays on
+    one line.
+    """
+    # the e of an exponent, as in 1e-5, does not count as a letter
     style = "" if any(map(str.isalpha, cell.replace("e", ""))) else ' class="number"'
     return f"<td{style}>{escape(cell)}</td>"
 
 
 def folded_html(table: Table) -> str:
-    """Return a table that is shown when its title is clicked."""
+    """Return a table as HTML, of which only the title is shown until it is clicked."""
     return (
         f'<details class="published"><summary>{escape(table.title)}</summary>'
         f"{table_html(replace(table, title=''))}</details>"
@@ -116,7 +119,9 @@ def table_html(table: Table) -> str:
 
 
 def picture_html(path: Path, name: str) -> str:
-    """Return an SVG file as an image in a data URL: inline SVGs of a page could have equal ids."""
+    """Return an SVG file as an HTML image in a data URL: inline SVGs of a page could have equal
+    ids. `name` is the text for those who cannot see the image.
+    """
     data = base64.b64encode(path.read_bytes()).decode()
     return f'<p><img alt="{escape(name)}" src="data:image/svg+xml;base64,{data}"></p>'
 
@@ -151,7 +156,9 @@ def recommendations_html(recommendations: Sequence[Recommendation]) -> str:
 
 
 def summary_html(names: Sequence[str], claims: Sequence[Claim]) -> str:
-    """Return the summary of the studies, in English and Chinese."""
+    """Return the summary as HTML, in English and Chinese: links to the studies, and how many claims
+    hold, fail, or do neither.
+    """
     num_hold, num_fail = (
         sum(claim.verdict == verdict for claim in claims) for verdict in (HOLDS, FAILS)
     )
@@ -169,6 +176,6 @@ def summary_html(names: Sequence[str], claims: Sequence[Claim]) -> str:
 
 
 def details_html(title: str, data: dict[str, Any]) -> str:
-    """Return plain data as JSON in a collapsed block."""
+    """Return plain data as JSON in an HTML block that is collapsed until its title is clicked."""
     text = json.dumps(data, indent=2, ensure_ascii=False)
     return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"

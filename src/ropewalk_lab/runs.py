@@ -75,7 +75,8 @@ def make_model(
     """Return a new model, or with `start` that of a checkpoint; ranks and runs with the same seed
     get the same weights.
 
-    table        the `model` table of a preset: `kind` or `start`, and fields of the model's config
+    table        the `model` table of a preset: `kind` or `start`, and fields of the model's config;
+                 `start` is removed from it
     data         its objective decides which head the model has
     settings     of the training; they give the seed and the longest sequence
     vocab_size   tokens of the vocabulary
@@ -121,11 +122,13 @@ def longest(settings: Settings) -> int:
 
 
 class HeldOut:
-    """The held-out parts of a run; calling it evaluates the part "valid", for the log."""
+    """The held-out parts of a run; calling it evaluates the part "valid", for the log, and returns
+    {} if there is none.
+    """
 
     def __init__(self, opened: RunData, data: Data, length: int) -> None:
         self.opened, self.data, self.length = opened, data, length
-        self._latest: tuple[int, Measured] | None = None
+        self._latest: tuple[int, Measured] | None = None  # the step and result of "valid"
 
     def __call__(self, trainer: Trainer) -> dict[str, Any]:
         return (
@@ -199,8 +202,8 @@ def make_trainer(
 
 
 def _check_vocabulary(model: Any, tokenizer: Tokenizer, objective: str) -> None:
-    """Raise an error if a new model has fewer tokens than the tokenizer, with the mask if the
-    objective needs it.
+    """Raise an error if a new model has a smaller vocabulary than `tokens_needed` by the tokenizer
+    for this objective.
     """
     least = tokens_needed(tokenizer, objective)
     if model.config.vocab_size < least:
@@ -210,10 +213,12 @@ def _check_vocabulary(model: Any, tokenizer: Tokenizer, objective: str) -> None:
 
 def _check_model(folder: Path, table: dict[str, Any]) -> None:
     """Raise an error if the folder has a run of another model, if its folder `model` was written by
-    no run, or if `start` lies in that; else record this model in RUN_FILE.
+    no run, or if `start` lies in that folder; else record this model in RUN_FILE.
+
+    table  the `model` table of the preset; its `start` is recorded as a hash
 
     Models are compared here, because a checkpoint of another model loads without an error if its
-    weights have the same shapes. `start` is recorded as a hash.
+    weights have the same shapes.
     """
     written = folder / "model"  # the trained model replaces this folder
     if "start" in table and find_model(table["start"]).resolve().is_relative_to(written.resolve()):
@@ -231,6 +236,7 @@ def _check_model(folder: Path, table: dict[str, Any]) -> None:
     described = {**table, "start": fingerprint(table["start"])} if "start" in table else table
     model = json.loads(json.dumps(described))  # as it is read back: tuples become lists
     path = folder / RUN_FILE
+    # without checkpoints the run starts anew, and may be of another model
     saved = _saved_model(path) if path.exists() and checkpoints(folder) else model
     if changed := {
         name: (saved.get(name), model.get(name))

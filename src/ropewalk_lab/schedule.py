@@ -32,10 +32,11 @@ def total_steps(stages: Sequence[Stage]) -> int:
 
 
 def stage_at(stages: Sequence[Stage], step: int) -> tuple[Stage, int]:
-    """Return the stage of a step (from 0) and the number of the step's first sample; samples are
-    numbered through all stages.
+    """Return the stage of a step (numbered from 0 through all stages) and the number of the step's
+    first sample; samples, too, are numbered through all stages.
     """
     integer("step", step, low=0, high=total_steps(stages) - 1)
+    # in the loop `step` becomes the step within the stage, `sample` the stage's first sample
     sample = 0
     for stage in stages:
         if step < stage.steps:
@@ -80,8 +81,9 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 def learning_rate(
     step: int, steps: int, *, highest: float, schedule: str, warmup: int, final: float
 ) -> float:
-    """Return the rate of a step (from 0): it rises linearly over `warmup` steps to `highest`, then
-    follows the schedule, which ends at `final` times `highest` ("constant" stays at `highest`).
+    """Return the rate of a step (from 0) of `steps`: it rises linearly over `warmup` steps to
+    `highest`, then follows the schedule, which ends at `final` times `highest` ("constant" stays at
+    `highest`).
     """
     if step < warmup:
         return highest * (step + 1) / warmup

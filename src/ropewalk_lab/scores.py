@@ -68,8 +68,8 @@ def standard_error(values: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`verdict` is "a" or "b" (which is lower) or "tied"; `difference` is a - b, `error` its
-    standard error.
+    """How two scores differ: `verdict` is "a" or "b" (which is lower) or "tied"; `difference` is
+    the mean of a - b over `seeds` x `windows` values, `error` its standard error.
     """
 
     verdict: str
@@ -106,8 +106,8 @@ def compare(a: Score, b: Score, *, sigmas: float = SIGMAS, floor: float = 0.0) -
 def rank(
     scores: Mapping[str, Score], *, sigmas: float = SIGMAS, floor: float = 0.0
 ) -> list[list[str]]:
-    """Return groups of names from lowest to highest; a group has the names that `compare` finds
-    tied with its first name.
+    """Return groups of names from lowest to highest mean; a group has the names that `compare`
+    finds tied with its first name, the lowest of the group.
     """
     groups: list[list[str]] = []
     for name in sorted(scores, key=lambda each: scores[each].mean):

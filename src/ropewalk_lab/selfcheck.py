@@ -35,7 +35,7 @@ ROUNDING = 2.0**-25 + 1e-9
 #: the error that kernels may add, since they evaluate short float32 polynomials
 KERNEL_ERROR = 1.0e-6
 
-#: digits of the decimal arithmetic that results are compared with
+#: digits of the decimal arithmetic that results are compared with, and pi to more of them
 _DIGITS = 60
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899")
 
@@ -266,8 +266,8 @@ def copy_speed(dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.
 
 
 def hf_style_speed(dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4) -> Speed:
-    """Return the error and the time of q * cos + rotate_half(q) * sin in `dtype` with a precomputed
-    table of `tokens` positions, as in transformers' models.
+    """Return the error, for which there is no bound, and the time of q * cos + rotate_half(q) * sin
+    in `dtype` with a precomputed table of `tokens` positions, as in transformers' models.
     """
     q, k = _query_key(tokens, dtype, device)
     cos, sin = _hf_table(torch.arange(tokens, device=device), q.dtype)
@@ -290,7 +290,7 @@ def _hf_table(positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _hf_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return x rotated by full tables, in the half layout."""
+    """Return x rotated by cos and sin that have an entry for each dimension, in the half layout."""
     return x * cos + rotate_half(x) * sin
 
 
@@ -307,7 +307,7 @@ def _rotation_error(
     """Return the largest error of a component of `rotate(x, positions)`, divided by the norm of its
     pair, over small and large positions.
     """
-    positions = [0, 1, 17, *(p + 1 for p in POSITIONS[:3])]
+    positions = [0, 1, 17, *(p + 1 for p in POSITIONS[:3])]  # up to 10,000,001
     x = torch.randn(1, 3, len(positions), HEAD_DIM, generator=torch.Generator().manual_seed(1)).to(
         device, DTYPES[dtype]
     )
@@ -324,7 +324,7 @@ def _rotation_error(
 
 
 def _pairs(x: Tensor, layout: str) -> np.ndarray:
-    """Return the pairs of x as complex numbers."""
+    """Return the pairs of x as complex numbers, complex128 [..., pairs]."""
     values = x.double().cpu().numpy()
     half = values.shape[-1] // 2
     if layout == "half":
@@ -364,8 +364,8 @@ class SelfCheckReport:
 
 
 def steps(tokens: int, device: str = "cpu") -> Iterator[tuple[str, Callable[[], list]]]:
-    """Yield the name of every measurement and the function that runs it, so that a caller can show
-    progress.
+    """Yield the name of every measurement and the function that runs it and returns its rows, so
+    that a caller can show progress.
     """
     for policy in PRECISIONS:
         yield f"precision {policy}", lambda policy=policy: [precision(policy, p) for p in POSITIONS]
@@ -381,7 +381,7 @@ def steps(tokens: int, device: str = "cpu") -> Iterator[tuple[str, Callable[[], 
 
 
 def gather(rows: Sequence[Precision | Law | Speed]) -> SelfCheckReport:
-    """Return a report of the rows of all steps."""
+    """Return a report of the rows that the functions of `steps` returned, sorted by their type."""
     return SelfCheckReport(
         [row for row in rows if isinstance(row, Precision)],
         [row for row in rows if isinstance(row, Law)],
@@ -390,7 +390,9 @@ def gather(rows: Sequence[Precision | Law | Speed]) -> SelfCheckReport:
 
 
 def precision_curves(points: int = 41, width: int = 6) -> dict[str, tuple[list[int], list[float]]]:
-    """Return, for every policy, positions from 1,000 to 2^40 and the error near each."""
+    """Return {policy: (positions, errors)}: `points` positions from 1,000 to 2^40, and the largest
+    error of cos and sin at the `width` positions around each.
+    """
     positions = [round(p) for p in np.geomspace(1_000, 2**40, points)]
     return {
         policy: (positions, [precision(policy, p, width).error for p in positions])

@@ -22,7 +22,17 @@ CHANGEABLE = ("log_every", "save_every", "keep", "evaluate_every")
 
 @dataclass(frozen=True)
 class Settings:
-    """How a model is trained."""
+    """How a model is trained.
+
+    warmup          steps in which the learning rate rises to `learning_rate`
+    final           the last learning rate, as a share of the highest
+    clip            the largest norm of all gradients; None: they are not clipped
+    frequency_rate  learned frequencies train at this multiple of the learning rate
+    accumulation    micro-batches of one step
+    smoothing       decay of the moving average of the loss that is logged
+    keep            how many checkpoints are kept
+    evaluate_every  steps from one evaluation to the next; 0: none
+    """
 
     stages: tuple[Stage, ...]
     learning_rate: float = 3e-3
@@ -33,7 +43,7 @@ class Settings:
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     clip: float | None = 1.0
-    frequency_rate: float = 1.0  # learned frequencies train at this multiple of the learning rate
+    frequency_rate: float = 1.0
     accumulation: int = 1
     precision: str = "float32"
     compile: bool = False
@@ -100,7 +110,7 @@ def preset_names() -> list[str]:
 
 
 def read_preset(name: str | Path, changes: Iterable[str] = ()) -> Preset:
-    """Return a preset by its name or from a TOML file, with changes such as
+    """Return a preset by its name or from the TOML file of that path, with changes such as
     "train.learning_rate=1e-3".
     """
     path = PRESETS / f"{name}.toml" if str(name) in preset_names() else Path(name)
@@ -171,6 +181,7 @@ def check_names(table: str, values: dict[str, Any], cls: Any) -> None:
     hints = get_type_hints(cls)
     for name, value in values.items():
         if not _fits(value, hints[name]):
+            # the types that the field may have, such as float and None
             choices = (
                 get_args(hints[name]) if isinstance(hints[name], UnionType) else (hints[name],)
             )
@@ -178,6 +189,7 @@ def check_names(table: str, values: dict[str, Any], cls: Any) -> None:
             raise RopeError(f"{table}.{name}", f"must be {' or '.join(kinds)}", value)
 
 
+#: types of settings and their names in error messages; any other type is a list
 _KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -189,13 +201,13 @@ def _fits(value: Any, hint: Any) -> bool:
     """
     if isinstance(hint, UnionType):
         return any(_fits(value, each) for each in get_args(hint))
-    if hint in _KINDS:  # a number may be an integer; a bool is an int in Python, but not in TOML
-        return isinstance(value, (int, float) if hint is float else hint) and isinstance(
-            value, bool
-        ) == (hint is bool)
+    if hint in _KINDS:
+        types = (int, float) if hint is float else hint  # a number may be an integer
+        # a bool is an int in Python, but not in TOML
+        return isinstance(value, types) and isinstance(value, bool) == (hint is bool)
     if get_origin(hint) is tuple:
         return isinstance(value, list | tuple)
-    return hint is not NoneType or value is None
+    return hint is not NoneType or value is None  # NoneType accepts None only
 
 
 def toml_value(text: str) -> Any:

@@ -33,7 +33,7 @@ SKIPPED = (
 )
 #: if there are fewer files, they are cut into pieces, since each split needs several documents
 FEW_FILES = 20
-#: bounds on the bytes of a piece, before it goes on to the end of a line
+#: bounds on the bytes of a piece of a file, which then goes on to the end of its line
 LONGEST_PIECE, SHORTEST_PIECE = 1 << 20, 2048
 #: characters; shorter pages of the documentation are left out
 SHORTEST_PROSE = 200
@@ -125,8 +125,8 @@ SOURCES: dict[str, Callable[[], TextSource]] = {
 
 
 def find_source(name: str | Path, field: str = "text") -> TextSource:
-    """Return a source by its name in SOURCES, or the files or saved dataset at a path; `field` is
-    the field of each JSON line, or the column of the dataset, that has the text.
+    """Return a source by its name in SOURCES, or that of the files or the saved dataset at a path;
+    `field` is the field of each JSON line, or the column of the dataset, that has the text.
     """
     if str(name) in SOURCES:
         return SOURCES[str(name)]()
@@ -194,7 +194,9 @@ def _pieces_of(name: str, path: Path) -> Iterator[Document]:
 
 
 def _lines_of(name: str, path: Path, field: str) -> Iterator[Document]:
-    """Yield the text of every line of a JSON lines file as a document."""
+    """Yield the text in `field` of every line of a JSON lines file as a document; blank lines are
+    left out.
+    """
     with path.open("rb") as file:
         for number, line in enumerate(file):
             if line.strip():
@@ -235,7 +237,7 @@ def parse_line(source: str, line: bytes, where: str, *names: str, fix: str = "")
             f"{where} must be an object with strings in the fields {', '.join(names)}{fix}",
             row,
         )
-    # JSON may contain half of a surrogate pair, which UTF-8 cannot encode: it is replaced by "?"
+    # JSON strings may contain half of a surrogate pair, which UTF-8 cannot encode: it becomes "?"
     return {
         name: value.encode("utf-8", errors="replace").decode() if isinstance(value, str) else value
         for name, value in row.items()

@@ -56,13 +56,14 @@ def below(
     """
     limit = np.asarray(high, dtype=np.uint64)
     limit = limit[:, None] if limit.ndim == 1 else limit
+    # 32 random bits times the limit, divided by 2^32
     return (((bits(seed, index, stream, count) >> np.uint64(32)) * limit) >> np.uint64(32)).astype(
         np.int64
     )
 
 
 def uniform(seed: int, index: np.ndarray, stream: int, count: int) -> np.ndarray:
-    """Return random float64 [len(index), count] in [0, 1)."""
+    """Return random float64 [len(index), count] in [0, 1), of 53 bits."""
     return (bits(seed, index, stream, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

@@ -7,8 +7,8 @@ import threading
 
 
 class StopSignals:
-    """Context manager: the first SIGINT or SIGTERM sets `received`; a SIGINT after it raises
-    KeyboardInterrupt.
+    """Context manager: the first SIGINT (Ctrl-C) or SIGTERM sets `received`; a SIGINT after it
+    raises KeyboardInterrupt. In another thread than the main one it does nothing.
     """
 
     def __init__(self) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 
 from ropewalk.errors import MissingExtra, RopeError
 
-#: special tokens under the names that tokenizers give them; the first name that a vocabulary has is
-#: used
+#: special tokens (start of a row, mask, end of a text) under the names that tokenizers give them;
+#: the first name that a vocabulary has is used
 STARTS, MASKS = ("[CLS]", "<s>"), ("[MASK]", "<mask>")
 SEPARATORS = ("[END]", "[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>")
 #: a vocab.txt with words of several Chinese characters is for text that was segmented into words,
@@ -83,6 +83,7 @@ class Subwords:
         self.separator: int = separator
         # rounded up to a multiple of 8, for tensor cores
         self.vocab_size = -(-max(self.num_words, self.mask_id + 1) // 8) * 8
+        # by token id: whether the token begins a word; ids that the vocabulary skips have no text
         self._starts = _word_starts(
             self.inner, [self.inner.id_to_token(i) or "" for i in range(self.vocab_size)]
         )
@@ -120,7 +121,7 @@ def _word_starts(inner: Any, texts: list[str]) -> np.ndarray:
     # level, or with a punctuation mark; one that begins with a letter or a digit continues a word
     spaces = ("Ġ", "▁")
     if '"ByteLevel"' in json.dumps([parts["pre_tokenizer"], parts["decoder"]]):
-        # bytes 9 to 13, from the tab and the newline to the carriage return
+        # how byte level writes bytes 9 to 13, from the tab and the newline to the carriage return
         spaces += (
             "ĉ",
             "Ċ",
@@ -153,8 +154,8 @@ def _vocab_settings(path: Path) -> dict[str, Any]:
 
 
 def _word_pieces(package: Any, path: Path, settings: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the tokenizer of a vocab.txt, and a function that divides text into words, or None if
-    it is not needed.
+    """Return the tokenizer of a vocab.txt, and a function that divides text into words before it;
+    None instead of the function if the tokenizer does that itself.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -187,8 +188,8 @@ def _word_pieces(package: Any, path: Path, settings: dict[str, Any]) -> tuple[An
 
 
 def _segmenter(package: Any, path: Path, normalizer: Any, vocab: dict[str, int]) -> Any:
-    """Return RoFormer's word segmentation: the words of jieba, and the characters of a Chinese word
-    that is not a token.
+    """Return RoFormer's word segmentation, a function from a text to its words: those of jieba, and
+    the characters of a Chinese word that is not a token.
     """
     try:
         import rjieba  # type: ignore[import-not-found]

@@ -31,7 +31,9 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """How to make samples, the fewest tokens of a row, and an example or description."""
+    """A task: `make` makes samples, as `__call__` describes it; `shortest` is the fewest tokens of
+    a row, and `about` an example or a description.
+    """
 
     make: Callable[..., Sample]
     shortest: int
@@ -50,8 +52,8 @@ class Task:
 def transcription(order: Callable[[np.ndarray], np.ndarray]) -> Callable[..., Sample]:
     """Return a function that makes samples "x1 ... xn|y1 ... yn", where y is x in another order.
 
-    `order` takes words x [B, n] as letter numbers, with len(LETTERS) after the last letter, and
-    returns where each y is in x.
+    `order` takes words x [B, largest n] as letter numbers, with len(LETTERS) in the columns after
+    the last letter, and returns for each column the index of its y in x, of the same shape.
     """
 
     def make(seed: int, index: np.ndarray, length: int, least: float = 1.0) -> Sample:
@@ -64,8 +66,8 @@ def transcription(order: Callable[[np.ndarray], np.ndarray]) -> Callable[..., Sa
         word = below(seed, index, stream=1, count=max_n, high=len(LETTERS))
         missing = np.arange(max_n)[None] >= n
         answer = np.take_along_axis(word, order(np.where(missing, len(LETTERS), word)), axis=1)
-        # the letter of the word and of the answer for each column of a row; those outside are not
-        # used
+        # for each column of a row, the letter of the word and that of the answer; columns outside
+        # them get some letter too, which is not used
         column = np.arange(length)[None]
         of_word = np.take_along_axis(
             LETTERS[word], np.minimum(column, max_n - 1).repeat(len(index), 0), axis=1
@@ -87,7 +89,9 @@ def as_written(word: np.ndarray) -> np.ndarray:
 
 
 def backwards(word: np.ndarray) -> np.ndarray:
-    """Return the source index of each symbol of the reversed word."""
+    """Return the source index of each symbol of the reversed word; columns after the word get
+    indices that are not used.
+    """
     size = (word < len(LETTERS)).sum(1, keepdims=True)
     return (size - 1 - np.arange(word.shape[1])[None]) % word.shape[1]
 
@@ -104,6 +108,7 @@ def addition(seed: int, index: np.ndarray, length: int, digits: int | None = Non
     max_n = (length - 3) // 3
     n = max_n if digits is None else integer("digits", digits, low=1, high=max_n)
     a, b = (below(seed, index, stream, count=n, high=10) for stream in (0, 1))
+    # addition by hand, from the last digit to the first, because numbers may exceed 64 bits
     total, carry = (
         np.zeros((len(index), n + 1), dtype=np.int64),
         np.zeros(len(index), dtype=np.int64),
@@ -128,7 +133,7 @@ def induction(seed: int, index: np.ndarray, length: int, depth: float | None = N
     steps = 1 + below(seed, index, stream=1, count=length, high=len(LETTERS) - 1)
     noise = (trigger + steps) % len(LETTERS)  # never the trigger
     tokens = LETTERS[noise]
-    # the first A B ends before the last A B
+    # `place` is the column of the first A; at most length - 4, so that its B precedes the last A B
     rows, place = (
         np.arange(len(index)),
         at_depth(seed, index, length - 4, depth),
@@ -165,7 +170,7 @@ def recall(
 
 
 def column_mask(tokens: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Return a mask that is True in the columns start ... stop - 1."""
+    """Return a mask of the shape of `tokens` that is True in the columns start ... stop - 1."""
     return np.broadcast_to(
         (np.arange(tokens.shape[1]) >= start) & (np.arange(tokens.shape[1]) < stop), tokens.shape
     )

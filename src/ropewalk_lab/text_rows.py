@@ -36,7 +36,8 @@ def make_row(tokenizer: Tokenizer, first: str, second: str | None, length: int) 
     a, b = (tokenizer.encode(text.encode()).astype(np.int32) for text in (first, second or ""))
     end = np.array([tokenizer.separator], dtype=np.int32)
     has_start = tokenizer.start is not None  # then the row also ends in a separator
-    special = (2 if has_start else 0) + (0 if second is None else 1)  # the number of special tokens
+    # the number of special tokens: at both ends, and between two texts
+    special = (2 if has_start else 0) + (0 if second is None else 1)
     room = length - special
     if room < 1:
         raise RopeError(
@@ -44,9 +45,11 @@ def make_row(tokenizer: Tokenizer, first: str, second: str | None, length: int) 
             f"must be at least {special + 1}, to leave room for text beside {special} special tokens",
             length,
         )
+    # the parts of the row, and of each part which text it belongs to, 0 or 1
     if second is None:
         parts, types = [a[:room]], [0]
     else:
+        # tokens that remain of the shorter text
         shorter = min(len(a), len(b), room // 2)
         room_of_a = shorter if len(a) <= len(b) else room - shorter
         parts, types = [a[:room_of_a], end, b[: room - room_of_a]], [0, 0, 1]

@@ -77,7 +77,7 @@ def _fact_in_filler(
         0  # this slot sorts first
     )
     where = random_order.argsort(1, kind="stable")[:, : len(facts)]
-    spare = (length - question.shape[1]) - slots * size
+    spare = (length - question.shape[1]) - slots * size  # columns that no slot has
     for number, fact in enumerate(facts):
         # the spare columns precede the last slot, so that a fact at depth 1 ends where the question
         # begins
@@ -128,14 +128,14 @@ def planted(seed: int, index: np.ndarray, length: int, distance: int | None = No
     # 512 words of five letters, the same for every seed; with a space they take six bytes
     words = LETTERS[below(7, np.arange(512), stream=0, count=5, high=len(LETTERS))]
     count = -(-length // 6)
-    # P(rank) ~ 1 / rank
+    # word numbers from 0 with P(number) ~ 1 / (number + 1): the logarithm of a rank is uniform
     rank = np.exp(uniform(seed, index, stream=0, count=count) * np.log(512)).astype(np.int64) - 1
     spaced = np.full((len(index), count, 6), ord(" "), dtype=np.uint8)
     spaced[:, :, :5] = words[np.clip(rank, 0, 511)]
     tokens = spaced.reshape(len(index), -1)[:, :length]
     letters = LETTERS[below(seed, index, stream=1, count=COPIED, high=len(LETTERS))]
     name = _join(len(index), b"<", letters, b">")
-    latest = length - far - name.shape[1]  # start of the name
+    latest = length - far - name.shape[1]  # the last column where the name can start
     first = below(seed, index, stream=2, count=1, high=latest + 1)[:, 0]
     _put(tokens, first, name)
     _put(tokens, first + far, name)

@@ -25,11 +25,9 @@ class Tokenizer(Protocol):
     vocab_size: int
     num_words: int  # ids below this number may occur in text
     mask_id: int
-    start: (
-        int | None
-        # [CLS], the first token of a row whose texts each end in a separator; None: a row begins
-        # with its first text, and the separator stands between two texts
-    )
+    # [CLS], the first token of a row whose texts each end in a separator; None: a row begins with
+    # its first text, and the separator stands between two texts
+    start: int | None
     separator: int  # the token between two texts or documents
     dtype: type
 
@@ -64,12 +62,14 @@ class Bytes:
         """Return whether a word begins at each token. A word is a run of letters, digits, _ and
         non-ASCII bytes; every other byte is a word of its own. The first token of a row begins one.
         """
+        # special tokens, from 256 on, count as non-ASCII bytes
         inside = _WORD[np.minimum(tokens, 255)]
         starts = np.ones(tokens.shape, dtype=bool)
         starts[..., 1:] = ~(inside[..., 1:] & inside[..., :-1])
         return starts
 
 
+#: whether each byte is part of a word: [256]
 _WORD = np.array([chr(b).isalnum() or b == ord("_") or b >= 128 for b in range(256)])
 
 

@@ -40,7 +40,9 @@ logger = logging.getLogger("ropewalk_lab")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended; `stopped` is True if a signal ended it or the last step was not reached."""
+    """How a run ended: after how many steps, and in how many seconds; `stopped` is True if a signal
+    ended it or the last step was not reached.
+    """
 
     step: int
     stopped: bool
@@ -71,7 +73,7 @@ class Trainer:
 
     With a `folder`, the log and checkpoints are written there, and `run` continues from the newest
     undamaged checkpoint. `evaluate` is called with the trainer every `settings.evaluate_every`
-    steps, and its result is logged.
+    steps, and its result is logged. `step` is the number of finished steps.
     """
 
     def __init__(
@@ -134,7 +136,9 @@ class Trainer:
         )
 
     def _train(self, last: int, signals: StopSignals, bar: Progress) -> bool:
-        """Train up to step `last`, and return whether a signal ended the training."""
+        """Train until `last` steps of the run are finished, or a signal is received, and return
+        whether one was.
+        """
         loader = Loader(
             self.batches, self.settings.stages, self.settings.accumulation, self.parallel
         )
@@ -166,7 +170,7 @@ class Trainer:
                 if interrupted:
                     break
         finally:
-            steps.close()
+            steps.close()  # ends the thread that loads ahead
         return interrupted
 
     def take_step(self, data: StepData, total: float) -> _StepResult:
@@ -222,8 +226,8 @@ class Trainer:
         )
 
     def _write_log(self, seconds: float, bar: Progress) -> None:
-        """Copy the losses and norms of all unlogged steps from the device at once and log them;
-        `seconds` is their time.
+        """Copy the losses and norms of all unlogged steps from the device at once, and log a row
+        for each; `seconds` is their time together. Raise an error if a loss is not finite.
         """
         results, self._unlogged = self._unlogged, []
         if not results:
@@ -246,6 +250,7 @@ class Trainer:
             rows.append({**row, "length": data.length, "rows": data.rows})
         tokens = sum(result.data.length * result.data.rows for result in results)
         speed = tokens / max(seconds, 1e-9)
+        # what was measured over all these steps is in the row of the last one
         rows[-1] |= {
             "smoothed": self.smoothed,
             "gradients": dict(zip(self.norms.names, norms[-1][1:], strict=True)),
@@ -307,7 +312,9 @@ class Trainer:
             self.parallel.wait()
 
     def resume(self) -> bool:
-        """Restore the newest undamaged checkpoint of the folder; return False if there is none."""
+        """Restore the newest undamaged checkpoint of the folder and return True; return False if
+        there is none. Raise an error if it is of other settings or other data.
+        """
         saved = None if self.folder is None else checkpoint.read_newest(self.folder)
         if saved is None:
             return False
@@ -317,6 +324,7 @@ class Trainer:
         checkpoint.load_optimizer(self.model, self.optimizer, tensors["optimizer.safetensors"])
         self.step, self._average = state["step"], state["average"]
         if not checkpoint.load_random(tensors["random.safetensors"], self.parallel):
+            # the number of ranks or the device has changed: new random numbers for this step
             torch.manual_seed(fold(self.settings.seed, self.parallel.rank, self.step))
         self._unlogged.clear()
         if self.parallel.first:
@@ -325,6 +333,7 @@ class Trainer:
 
     def _check_same(self, state: dict[str, Any]) -> None:
         """Raise an error if the checkpoint was saved by a run with different settings or data."""
+        # through JSON, as the saved settings were: tuples become lists
         saved, current = state["settings"], json.loads(json.dumps(self.settings.fixed()))
         changed = sorted(
             name for name in saved.keys() | current.keys() if saved.get(name) != current.get(name)

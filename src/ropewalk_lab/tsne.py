@@ -27,13 +27,16 @@ def tsne(points: np.ndarray, perplexity: float = 15.0, *, steps: int = 400) -> n
     conditional = affinities(points, perplexity)
     joint = (conditional + conditional.T) / (2 * count)
     embedded = _principal_plane(points)
+    # `rates` multiply the learning rate of each coordinate
     velocity, rates = np.zeros_like(embedded), np.ones_like(embedded)
     for step in range(steps):
         early = step < steps // 4
         _, gradient = divergence(joint * (4 if early else 1), embedded)
-        # a step that keeps its direction grows, one that turns back shrinks
-        same = np.sign(gradient) == np.sign(velocity)
-        rates = np.maximum(np.where(same, rates * 0.8, rates + 0.2), 0.01)
+        # a step that keeps its direction grows, one that turns back shrinks; steps go against the
+        # gradient, so equal signs mean that it turns back
+        turns_back = np.sign(gradient) == np.sign(velocity)
+        rates = np.maximum(np.where(turns_back, rates * 0.8, rates + 0.2), 0.01)
+        # momentum, and a learning rate that grows with the number of points
         velocity = (0.5 if early else 0.8) * velocity - max(count / 4, 10) * rates * gradient
         embedded = embedded + velocity
         embedded -= embedded.mean(axis=0)
@@ -41,13 +44,14 @@ def tsne(points: np.ndarray, perplexity: float = 15.0, *, steps: int = 400) -> n
 
 
 def affinities(points: np.ndarray, perplexity: float) -> np.ndarray:
-    """Return p_{j|i} [n, n] of points [n, d]: Gaussian weights with entropy log(perplexity) in each
-    row; rows sum to 1.
+    """Return p_{j|i} [n, n] of points [n, d]: row i has the Gaussian weights of the other points j.
+    Each row sums to 1 and has the entropy log(perplexity).
     """
     distances = _squared_distances(points)
     low, high = np.zeros(len(points)), np.full(len(points), np.inf)
     sharpness = np.ones(len(points))
     weights = distances
+    # bisection of each row's sharpness, which doubles until an upper bound is found
     for _ in range(64):
         weights = _gaussian_rows(distances, sharpness)
         entropy = -(weights * np.log(weights + _TINY)).sum(axis=1)
@@ -58,8 +62,8 @@ def affinities(points: np.ndarray, perplexity: float) -> np.ndarray:
 
 
 def divergence(joint: np.ndarray, embedded: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return the Kullback-Leibler divergence of points [n, 2] from the joint affinities [n, n], and
-    its gradient [n, 2].
+    """Return the Kullback-Leibler divergence KL(joint || shares), and its gradient [n, 2] by the
+    points `embedded` [n, 2]; `joint` and `shares`, the affinities of these points, are [n, n].
     """
     closeness = 1 / (1 + _squared_distances(embedded))
     np.fill_diagonal(closeness, 0)
@@ -86,7 +90,9 @@ def _squared_distances(points: np.ndarray) -> np.ndarray:
 
 
 def _gaussian_rows(distances: np.ndarray, sharpness: np.ndarray) -> np.ndarray:
-    """Return exp(-sharpness * distance) of every other point, as shares of each row: [n, n]."""
+    """Return exp(-sharpness * distance) of every other point, as shares of each row: [n, n]. A
+    point has the weight 0 for itself. Distances are squared; `sharpness` [n] has one for each row.
+    """
     others = distances + np.diag(np.full(len(distances), np.inf))
     # relative to the nearest neighbour, so that no row underflows to 0
     weights = np.exp(-(others - others.min(axis=1, keepdims=True)) * sharpness[:, None])

@@ -34,6 +34,7 @@ def native_attention_forward(
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+    # an `is_causal` of the call replaces that of the module, as in transformers
     causal = options.get("is_causal")
     plain = (
         (getattr(module, "is_causal", True) if causal is None else causal)
@@ -115,7 +116,9 @@ def weights_by_columns(model: nn.Module) -> Iterator[None]:
 
 
 def _is_plain(weight: torch.Tensor) -> bool:
-    """Return whether a weight is a float32 parameter on the CPU, stored row by row."""
+    """Return whether a weight is a float32 parameter on the CPU, stored row by row; a quantized
+    weight, for example, is not.
+    """
     return (
         isinstance(weight, nn.Parameter)
         and weight.is_cpu

@@ -32,7 +32,7 @@ MATERIAL_LOSS = 0.02
 MATERIAL_KEYS = 0.1
 #: nats: `math.exp` of slightly more raises an OverflowError
 MOST_NATS = 700.0
-#: measure -> score, of one method
+#: measure -> score, of one method; methods are compared on the measures that both have
 Scores = dict[str, Score]
 
 
@@ -41,7 +41,7 @@ class MethodChoice:
     """The chosen method and why it was chosen.
 
     equal  the methods that differ from it in no measure beyond the noise
-    beats  the methods that are worse than it in some measure and better in none
+    beats  the methods that are worse than it beyond the noise in some measure and better in none
     """
 
     method: str
@@ -94,7 +94,9 @@ class Gap:
         The noise is SIGMAS standard errors; for a single sample, which has none, it is `material`.
         """
         noise = self.material if math.isnan(self.error) else SIGMAS * self.error
-        return 0 if abs(self.difference) <= noise else 1 if self.difference > 0 else -1
+        if abs(self.difference) <= noise:
+            return 0
+        return 1 if self.difference > 0 else -1
 
     @property
     def is_material(self) -> bool:
@@ -103,7 +105,9 @@ class Gap:
 
     @property
     def share(self) -> float:
-        """The difference as a share of the pass keys, or of the perplexity: 0.1 nats are 0.105."""
+        """The difference as a share of the pass keys, or as the share by which the perplexity
+        differs: 0.1 nats are 0.105. So shortfalls in both kinds of measures can be compared.
+        """
         if self.measure.endswith("keys"):
             return self.difference
         return math.expm1(min(self.difference, MOST_NATS))
@@ -111,6 +115,7 @@ class Gap:
     def __str__(self) -> str:
         # scores are shares of missed keys, and the text states the difference of the shares found
         if self.measure.endswith("keys"):
+            # 0.0 - x and not -x, which would print a difference of 0 as -0
             return with_error(0.0 - self.difference, self.error, "+.0%", ".0%")
         return with_error(self.difference, self.error, "+.3f", ".3f")
 
@@ -122,9 +127,9 @@ def with_error(value: float, error: float, form: str, error_form: str) -> str:
 
 def scores_of(rows: Sequence[Row], trained: int, to: int) -> dict[str, Scores]:
     """Return {method: {measure: score}} of the methods that were measured in full, all on the same
-    windows and pass keys.
+    windows and pass keys; a measure without any sample is left out.
 
-    Methods with a loss that is not finite are left out.
+    Methods with a loss that is not finite are left out. Lengths `trained` and `to` are in tokens.
     """
     # method -> measure -> window or pass key -> value
     measured: dict[str, dict[str, dict[tuple, float]]] = {}
@@ -137,7 +142,7 @@ def scores_of(rows: Sequence[Row], trained: int, to: int) -> dict[str, Scores]:
         elif row["metric"] == "passkey":
             measure = "near_keys" if row["length"] <= trained else "far_keys"
             values[measure][(row["length"], row["depth"])] = 1.0 - row["found"]
-    # the samples of a measure are those of the method that has most of them
+    # the full set of samples of a measure is that of the method that has most of them
     samples = {
         name: max((set(values[name]) for values in measured.values()), key=len, default=set())
         for name in MEASURES
@@ -145,6 +150,7 @@ def scores_of(rows: Sequence[Row], trained: int, to: int) -> dict[str, Scores]:
     scores = {}
     for method, values in measured.items():
         if all(values[name].keys() == samples[name] for name in MEASURES):
+            # in the same order for every method, so that differences are paired
             ordered = {
                 name: [values[name][sample] for sample in sorted(samples[name])]
                 for name in MEASURES
@@ -157,7 +163,7 @@ def scores_of(rows: Sequence[Row], trained: int, to: int) -> dict[str, Scores]:
 
 
 def gaps(one: Scores, other: Scores) -> dict[str, Gap]:
-    """Return the difference of two methods in every measure that both have."""
+    """Return {measure: `one` minus `other`} of two methods, in every measure that both have."""
     return {
         name: _gap(name, one[name], other[name])
         for name in MEASURES
@@ -173,7 +179,9 @@ def _gap(measure: str, one: Score, other: Score) -> Gap:
 
 
 def beats(one: Scores, other: Scores) -> bool:
-    """Return whether a method is better than another in some measure and worse in none."""
+    """Return whether the method `one` is better than `other` in some measure and worse in none,
+    beyond the noise.
+    """
     signs = {gap.sign for gap in gaps(one, other).values()}
     return -1 in signs and 1 not in signs
 
@@ -201,14 +209,14 @@ def decide(scores: Mapping[str, Scores], in_config: Sequence[str]) -> Decision:
     in_config  the methods that a config can express, so that engines serve them; the unchanged
                model is always one
 
-    A method of `in_config` is recommended, unless the best of all is materially better than it in
-    some measure and materially worse in none.
+    The best of `in_config` is recommended, unless the best of all is materially better than it in
+    some measure and materially worse in none. If none of them was measured, the best of all is.
     """
     served = {name: scores[name] for name in scores if name in (NONE, *in_config)}
     best = choose(scores, list(served))
     if not served or best.method in served:
         return Decision(best, best, best)
-    best_served = choose(served, others=scores)
+    best_served = choose(served, others=scores)  # chosen among `served`, compared with all
     between = gaps(scores[best.method], scores[best_served.method])
     material = {gap.sign for gap in between.values() if gap.is_material}
     gain = "; ".join(
@@ -229,8 +237,9 @@ def choose(
     It is one that no other beats, or any if each is beaten. Of these, it is the one whose largest
     shortfall in any measure is smallest, so that it is nowhere far behind the best. Equal ones are
     ordered by the sum of their shortfalls, then by pass keys beyond the trained length, then by the
-    loss there. The unchanged model, or else the first of `prefer`, is returned instead if no
-    measure tells it from the best method.
+    loss there. The unchanged model, or else the first of `prefer`, is returned instead if no other
+    method beats it and no measure tells it from the best one; the best one itself stays if it is in
+    `prefer`, unless the unchanged model takes its place.
 
     others  the methods that the result compares it with; None: those of `scores`
     """
@@ -253,8 +262,6 @@ def choose(
         return (max(shortfalls), sum(shortfalls), *means)
 
     best = min(unbeaten, key=order)
-    # the unchanged model, or else a preferred method, is taken instead if nothing tells it from the
-    # best
     candidates = [NONE] if best in prefer else [NONE, *prefer]
     best = next(
         (name for name in candidates if name in unbeaten and _alike(scores[best], scores[name])),
@@ -286,7 +293,7 @@ def _reason(scores: Scores, others: Mapping[str, Scores]) -> str:
 
 
 def _comparison_text(measure: str, score: Score, rivals: Mapping[str, Score]) -> str:
-    """Return how a score compares with the best of the rivals, in words."""
+    """Return how a score compares with the best of the rivals, in words; "" without rivals."""
     if not rivals:
         return ""
     rival = min(rivals, key=lambda name: rivals[name].mean)

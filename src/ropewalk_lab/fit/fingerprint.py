@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ropewalk.encodings.rotary import Rotary
 
-#: bytes that are hashed at a time, and copied from a GPU
+#: bytes that are copied from a GPU and hashed at a time
 CHUNK = 1 << 26
 #: keys of a config that say where the model was loaded from, not what it computes
 PLACES = ("_name_or_path",)
@@ -46,7 +46,9 @@ def model_fingerprint(model: nn.Module) -> str:
 
 
 def _tensor_digest(tensor: Tensor) -> str:
-    """Return the SHA-256 of the bytes of a tensor, row by row whatever its layout in memory."""
+    """Return the SHA-256 of the bytes of a tensor as hex digits, row by row whatever its layout in
+    memory.
+    """
     found = hashlib.sha256()
     flat = tensor.detach().reshape(-1).view(torch.uint8)
     for part in flat.split(CHUNK):

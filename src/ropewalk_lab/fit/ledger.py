@@ -22,13 +22,15 @@ def digest(data: Any, digits: int = 12) -> str:
 
 
 class Ledger:
-    """Rows of one setting; a file may hold rows of several settings, which `setting` tells apart.
+    """Measured rows of one setting; a file may hold those of several, each with the digest of its
+    setting as "run".
 
     A row is identified by what was measured: the setting and the fields given to `find`. If a file
     holds a row twice, because two programs wrote at once, `rows` has it once.
 
     path     the file; None keeps the rows in memory only
-    setting  plain data that identifies model, text and seeds
+    setting  plain data that identifies model, text and seeds; only rows measured with the same one
+             are read from the file
     """
 
     def __init__(self, path: Path | None, setting: Mapping[str, Any]) -> None:
@@ -37,7 +39,7 @@ class Ledger:
         self._by_id: dict[str, Row] = {}
         for row in () if path is None or not path.exists() else _stored_rows(path):
             if row.get("run") == self.id and "id" in row:
-                self._by_id.setdefault(row["id"], row)
+                self._by_id.setdefault(row["id"], row)  # the first of two equal ids counts
 
     @property
     def rows(self) -> list[Row]:
@@ -66,7 +68,8 @@ class Ledger:
 
 @contextmanager
 def only_writer(path: Path | None) -> Iterator[None]:
-    """Context manager: this is the only program that measures into a file; another one is refused.
+    """Context manager: this is the only program that measures into the file at `path`; another one
+    is refused. With None as the path it does nothing.
 
     The operating system releases the lock when a program ends, however it ends. Where files
     cannot be locked, as on some network drives, nothing is refused.
@@ -84,7 +87,7 @@ def only_writer(path: Path | None) -> Iterator[None]:
                 "another folder"
             )
             raise RopeError("out", rule, str(path.parent)) from None
-        except OSError:
+        except OSError:  # files cannot be locked here
             pass
         yield
 
@@ -115,7 +118,7 @@ def _stored_rows(path: Path) -> Iterator[Row]:
         try:
             row = json.loads(line)
         except ValueError:
-            if index >= len(lines) - 1:  # the last line: remove it from the file
+            if index >= len(lines) - 1:  # the last line, without a newline: remove it from the file
                 path.write_text(
                     "\n".join(lines[:index]) + ("\n" if index else ""), encoding="utf-8"
                 )
@@ -132,6 +135,6 @@ def _stored_rows(path: Path) -> Iterator[Row]:
                 str(path),
             )
         yield row
-    if lines[-1]:
+    if lines[-1]:  # a complete last line without its newline
         with path.open("a", encoding="utf-8") as file:
             file.write("\n")

@@ -39,11 +39,14 @@ class Step:
         return f"{self.number}/{self.total} {self.text}"
 
 
+#: called with each measurement that is about to begin
 Report = Callable[[Step], None]
 
 
 def print_step(step: Step) -> None:
-    """Print a step to stderr: a terminal shows the last one, a pipe gets a line for each."""
+    """Print a step to stderr: on a terminal it replaces the one before, a pipe gets a line for
+    each.
+    """
     if sys.stderr.isatty():
         print(f"\r\033[K{step}", end="", file=sys.stderr, flush=True)
     else:
@@ -54,7 +57,7 @@ def print_step(step: Step) -> None:
 class Missing:
     """What of a method is not yet measured.
 
-    texts     (window, length) of texts that must be read
+    texts     (index of the window, length) of texts that must be read
     passkeys  (length, depths) of pass keys that are read in one pass
     """
 
@@ -62,6 +65,7 @@ class Missing:
     passkeys: tuple[tuple[int, tuple[float, ...]], ...]
 
     def __len__(self) -> int:
+        """Return the number of measurements; with none, the object is False as a condition."""
         return len(self.texts) + len(self.passkeys)
 
 
@@ -105,8 +109,10 @@ class Meter:
         if search:
             count += len(self.missing(LONGROPE, Method(LONGROPE)))
         if self.long_ppl:
+            # finding the key tokens of a window is a step too, once for each window that must be
+            # read; after a search longrope reads them all
             windows = {window for each in missing for window in self._far_windows(each)}
-            count += len(range(len(self.samples.windows)) if search else windows - set(self._keys))
+            count += len(self.samples.windows) if search else len(windows - set(self._keys))
         self._total = self._done + count
 
     def measure(self, name: str, method: Method) -> None:
@@ -129,12 +135,15 @@ class Meter:
         return [
             row
             for row in self.ledger.rows
+            # the row of a search has no variant
             if row["method"] in variants
             and row.get("variant", variants[row["method"]]) == variants[row["method"]]
         ]
 
     def missing(self, name: str, method: Method) -> Missing:
-        """Return what of a method is not in the ledger yet and must be read."""
+        """Return what of a method is not in the ledger yet and must be read: each window at the
+        lengths `to` and `trained`, and the pass keys.
+        """
         to, trained = self.samples.to, self.samples.trained
         windows = range(len(self.samples.windows))
         far = [
@@ -153,20 +162,22 @@ class Meter:
                 depths.setdefault(length, []).append(depth)
         batches = []
         for length, each in depths.items():
-            size = max(1, BATCH_TOKENS // length)
-            batches += [(length, tuple(each[at : at + size])) for at in range(0, len(each), size)]
+            size = max(1, BATCH_TOKENS // length)  # pass keys in one forward pass
+            for start in range(0, len(each), size):
+                batches.append((length, tuple(each[start : start + size])))
         return Missing((*far, *near), tuple(batches))
 
     def _is_fixed(self, method: Method) -> bool:
-        """Return whether the model with a method rotates a token alike in texts of every length.
+        """Return whether the model with a method rotates a token alike in texts of every length;
+        False if the ropes of the model are not known.
 
-        Then the loss of a short text is part of the loss of a longer one that begins with it.
+        Then the losses of a short text are the first losses of a longer one that begins with it.
         """
         ropes = self._ropes
         return method.is_fixed and ropes is not None and not any(r.needs_length for r in ropes)
 
     def _far_windows(self, missing: Missing) -> list[int]:
-        """Return the windows whose text of the full length must be read."""
+        """Return the indices of the windows whose text of the full length must be read."""
         return [window for window, length in missing.texts if length == self.samples.to]
 
     def _stored(self, measured: Mapping[str, Any]) -> bool:
@@ -246,7 +257,9 @@ class Meter:
         return None if stored is None else tuple(stored["values"])
 
     def find_longrope(self, candidates: int) -> tuple[float, ...]:
-        """Return LongRoPE factors with a small loss in the last band of the spare window."""
+        """Return LongRoPE factors with a small loss in the last band of the spare window: those of
+        an earlier search, or of a new one over about `candidates`, which are stored.
+        """
         stored = self.stored_longrope(candidates)
         if stored is not None:
             return stored
@@ -254,6 +267,7 @@ class Meter:
         window = samples.spare
         assert window is not None  # a search has one
         rounds = max(1, integer("search", candidates, low=1) // POPULATION)
+        # the first population, and one more in each round
         self._step(f"longrope: search with up to {POPULATION * (rounds + 1)} candidates")
         factors = search_longrope(
             self.reader.model,
@@ -286,19 +300,19 @@ class Meter:
 
 
 def _text(name: str, method: Method, window: int, length: int) -> Row:
-    """Return what identifies the row of a text."""
+    """Return the fields that identify the row of a text."""
     fields = {"metric": "text", "method": name, "variant": method.variant()}
     return {**fields, "window": window, "length": length}
 
 
 def _passkey(name: str, method: Method, length: int, depth: float) -> Row:
-    """Return what identifies the row of a pass key."""
+    """Return the fields that identify the row of a pass key."""
     fields = {"metric": "passkey", "method": name, "variant": method.variant()}
     return {**fields, "length": length, "depth": depth}
 
 
 def _search(candidates: int) -> Row:
-    """Return what identifies the row of a search for LongRoPE's factors."""
+    """Return the fields that identify the row of a search for LongRoPE's factors."""
     return {"metric": "factors", "method": LONGROPE, "candidates": candidates}
 
 

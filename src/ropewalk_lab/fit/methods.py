@@ -34,8 +34,9 @@ NONE, LONGROPE = "none", "longrope"
 
 @dataclass(frozen=True)
 class Method:
-    """A way to read further: a `kind` of `extend` and its options.
+    """A way to read further than the trained length: a `kind` of `extend` and its options.
 
+    kind     the name of a scaling or remapping; None: the unchanged model
     factor   whether `extend` takes a factor for this kind; dynamic_yarn adapts to each sequence
              instead
     options  of `extend`
@@ -68,7 +69,9 @@ METHODS: dict[str, Method] = {
 
 
 def methods(long_factor: tuple[float, ...] | None = None) -> dict[str, Method]:
-    """Return every method by name; longrope only if `long_factor` is given, one factor per pair."""
+    """Return every method by name; longrope only if `long_factor` is given, its factors, one for
+    each pair.
+    """
     by_name = dict(METHODS)
     for name, scaling in kinds().items():
         if name != LONGROPE:
@@ -180,10 +183,10 @@ def search_longrope(
 ) -> tuple[float, ...]:
     """Return the LongRoPE factors with the smallest loss that was found, one for each pair.
 
-    loss     measures the model while it has the factors of a candidate
+    loss     called while the model has the factors of a candidate; returns its loss
     factor   served length / trained length
     trained  the trained length in tokens
-    options  the sizes of the search, and its seed
+    options  the population and the rounds of the search, and its seed
     """
     if isinstance(model, Decoder):
 
@@ -202,7 +205,7 @@ def search_longrope(
             LONGROPE,
             factor=factor,
             original_length=trained,
-            search=lambda _: loss(),
+            search=lambda _: loss(),  # the model already has the factors of the candidate
             search_options=options,
         )
     assert extension is not None  # only None as the kind returns None

@@ -29,9 +29,9 @@ from ropewalk_lab.fit.passkeys import Encode
 class Subject:
     """A loaded model that is measured.
 
-    name     in rows and tables
+    name     what rows and tables call the model
     encode   text -> tokens without special tokens; None without a tokenizer
-    trained  the trained length
+    trained  the trained length in tokens
     """
 
     name: str
@@ -45,7 +45,8 @@ def open_subject(
 ) -> Subject:
     """Return the Subject of `source`, a loaded model or a path; raise an error if it is extended.
 
-    tokenizer  of a loaded model, or a function from text to tokens; a path has its own
+    tokenizer  that of a loaded model, or a function from text to tokens; None: there is none. A
+               path has its own
     device     None: that of a loaded model; for a path a GPU if there is one
     trained    the trained length; None reads it from the config
     """
@@ -59,6 +60,7 @@ def open_subject(
             rule = "must be a causal language model of transformers, a Decoder, or a path of one"
             raise RopeError("model", rule, type(source).__name__)
         model = source if device is None else source.to(device)
+        # a tokenizer of transformers has this method, a function has not
         encode = encoder(tokenizer) if hasattr(tokenizer, "add_special_tokens") else tokenizer
     length = trained_length(model) if trained is None else integer("trained", trained, low=8)
     _refuse_extended(model)
@@ -73,11 +75,14 @@ def _name(source: Any) -> str:
 
 
 def trained_length(model: Any) -> int:
-    """Return the length that a model's config says it was trained with."""
+    """Return the length in tokens that the config of a model, or `model` itself if it is a config,
+    says it was trained with; raise an error if it says none.
+    """
     config = getattr(model, "config", model)
     if isinstance(model, Decoder):
         return config.length
     text = config_file.load(config_file.text_owner(config))
+    # a config with a scaling may name both lengths; without one they are the same
     length = find(text, TRAINED_LENGTH_KEY) or served_length(text)
     if length is None:
         raise RopeError("trained", "must be given: the config has no max_position_embeddings", None)
@@ -101,7 +106,8 @@ def _refuse_extended(model: Any) -> None:
 def open_model(
     path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> tuple[nn.Module, Encode]:
-    """Return a transformers model, and a function from text to tokens without special tokens.
+    """Return a transformers model in evaluation mode, and a function from text to tokens without
+    special tokens.
 
     path   a Hugging Face folder, a GGUF file, or a folder with one GGUF file
     dtype  by default bfloat16 on a GPU and float32 on a CPU
@@ -152,8 +158,8 @@ def _refused(path: Path, rule: str) -> Iterator[None]:
 
 @contextmanager
 def _no_progress_bar(transformers: Any) -> Iterator[None]:
-    """Context manager: transformers shows no progress; stderr is for one line of an error, or for
-    the progress of the fit.
+    """Context manager: transformers shows no progress bars inside; stderr is for one line of an
+    error, or for the progress of the fit.
     """
     logging = transformers.utils.logging
     had_bar = logging.is_progress_bar_enabled()
@@ -178,8 +184,8 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
         # every layer has at least one tensor
         rule = f"must not exceed the number of tensors in the file, {len(weights.names)}"
         raise RopeError(f"{weights.architecture}.block_count", rule, fields["num_hidden_layers"])
-    # the outline is for its class, names and shapes; weights of its own would be drawn at random,
-    # which takes seconds
+    # a model on the meta device has a class, names and shapes, but no weights: to draw those at
+    # random would take seconds
     with (
         _refused(path, "must be a GGUF file whose sizes transformers accepts"),
         torch.device("meta"),

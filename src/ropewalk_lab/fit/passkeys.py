@@ -14,8 +14,10 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError, number
 
+#: text -> tokens, without special tokens
 Encode = Callable[[str], Sequence[int]]
 
+#: parts of a prompt: the instruction, the text that is repeated, the statement and the question
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. "
     "I will quiz you about the important information there.\n"
@@ -32,8 +34,8 @@ class PassKey:
     """The prompt of a pass key, which ends with the right answer: tokens [S], of which the last
     `answer` are the five digits.
 
-    stated  the place of the first token after the statement
-    asked   the place of the first token of the question
+    stated  the index of the first token after the statement
+    asked   the index of the first token of the question
     """
 
     tokens: Tensor
@@ -85,13 +87,14 @@ def _passkey(
     around: Callable[[int], tuple[list[int], list[int]]],
     least: int = 0,
 ) -> PassKey:
-    """Return the prompt of a pass key; `around` gives the tokens before and after the statement,
-    for the number of tokens left to them. Raise an error if `length` leaves fewer than `least`
-    tokens to them.
+    """Return the prompt of a pass key of at most `length` tokens; `around` is called with the
+    number of tokens left for filler, and returns those before and after the statement. Raise an
+    error if fewer than `least` are left.
     """
     number("depth", depth, low=0, high=1)
     key = str(random.Random(f"{seed} {length} {depth}").randint(10_000, 99_999))
     stated, asked = list(encode(statement.format(key=key))), list(encode(ASKED))
+    # encoded with the question, because tokens may differ at the start of a text
     answer = list(encode(f"{ASKED} {key}"))[len(asked) :]
     room = length - len(stated) - len(asked) - len(answer)
     if room < least:
@@ -121,7 +124,7 @@ def passkey_lengths(trained: int, to: int) -> list[int]:
     """Return the lengths at which pass keys are asked for: 1/4, 1/2 and 1 times the trained length;
     those of 1.5, 2, 3, 4, 8, 16, ... times that length that are below `to`; and `to` itself.
 
-    Each is made 5 % shorter, because a model may need some tokens for its answer.
+    Each is then made 5 % shorter, because a model may need some tokens for its answer.
     """
     within = [trained // 4, trained // 2, trained]
     beyond = [length for length in (trained * 3 // 2, trained * 2, trained * 3) if length < to]

@@ -40,10 +40,11 @@ MEASUREMENT = 2
 class Samples:
     """What every method is measured on.
 
+    trained, to   the trained length and the length to read, in tokens
     windows       tokens [count, to]
     bands         of positions, the last ends at `to`
     passkeys      (length, depth) of every pass key
-    encode        text -> tokens, for pass keys; None leaves them out
+    encode        text -> tokens, for pass keys; None: there are none
     spare         a window [to] for the search of LongRoPE's factors, which no method is measured
                   on; None without a search
     """
@@ -94,9 +95,8 @@ class FitSize:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What a fit measures.
-
-    facts   what identifies the measurement: only rows measured with equal facts are used again
+    """What a fit measures, and `facts` that identify it: only rows that were measured with equal
+    facts are used again.
     """
 
     samples: Samples
@@ -161,7 +161,9 @@ def _tokens(text: Any, encode: Encode | None) -> list[Tensor]:
 
 
 def _check_tokens(tokens: Tensor, model: Any) -> None:
-    """Raise an error unless the tokens are integers that the model has embeddings for."""
+    """Raise an error unless the tokens are integers, and of the model's vocabulary if its size is
+    known.
+    """
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         raise RopeError("text", "must be a tensor of integers, the tokens", str(tokens.dtype))
     counts = _vocabulary(model)
@@ -186,10 +188,11 @@ def _vocabulary(model: Any) -> list[int]:
 def make_samples(
     tokens: Sequence[Tensor], encode: Encode | None, trained: int, to: int, size: FitSize
 ) -> Samples:
-    """Return samples with windows that are spread over the texts; if there is a search, with one
-    more window for it.
+    """Return samples with windows that are spread over the texts, `tokens` [length] of each; if
+    there is a search, with one more window for it.
     """
     count, spare = size.windows, size.search > 0
+    # windows of each text; the first texts have one more if the number is not a multiple
     counts = [count // len(tokens) + (text < count % len(tokens)) for text in range(len(tokens))]
     counts[0] += spare  # the spare window is the last of the first text
     windows = [

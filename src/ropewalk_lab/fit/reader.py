@@ -24,7 +24,8 @@ MAX_LOGITS = 1 << 26
 class Reader:
     """A causal language model of transformers, or a `Decoder`, as functions of tokens.
 
-    The logits must be one linear function of the last hidden state; `__init__` checks this on five
+    `hidden` gives the last hidden states [B, S, width] of tokens [B, S], and `head` their logits.
+    The logits must be one linear function of the hidden state; `__init__` checks this on five
     tokens.
 
     kernels, attention  whose kernels rotate, and whose compute attention: "ropewalk", or "the
@@ -54,8 +55,8 @@ class Reader:
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """Raise an error if the logits of the model are not finite, or not those of its head on the
-        last hidden state.
+        """Raise an error if the logits of the model are not finite, or not close to those that
+        `head` gives for the last hidden state.
         """
         tokens = torch.arange(5, device=self.device)[None] % self.vocab_size
         logits = self.model(tokens)
@@ -75,10 +76,11 @@ class Reader:
 
     @torch.no_grad()
     def losses(self, tokens: Tensor, first: int = 1) -> Tensor:
-        """Return the loss of every token of each row from token `first` on, float32 [B, S - first]
-        on the CPU.
+        """Return the loss in nats of every token of each row [B, S] from token `first` on, which is
+        at least 1, float32 [B, S - first] on the CPU.
         """
         tokens = tokens.to(self.device)
+        # the hidden state of a token predicts the next one
         hidden, targets = self.hidden(tokens)[:, first - 1 : -1], tokens[:, first:]
         found = torch.empty(targets.shape, device=self.device)
         for part in _parts(targets.shape[1], MAX_LOGITS // (self.vocab_size * tokens.shape[0])):
@@ -91,8 +93,9 @@ class Reader:
 
     @torch.no_grad()
     def says(self, tokens: Tensor, answer: int) -> Tensor:
-        """Return whether greedy decoding gives the last `answer` tokens of each row after those
-        before them, bool [B].
+        """Return whether greedy decoding gives the last `answer` tokens of each row [B, S] after
+        those before them, bool [B]. One forward pass tells this, because greedy decoding reads the
+        right tokens up to its first mistake.
         """
         tokens = tokens.to(self.device)
         logits = self.head(self.hidden(tokens[:, :-1])[:, -answer:])
@@ -108,6 +111,7 @@ def _head(model: Any) -> Any:
 
 
 def _parts(length: int, size: int) -> Iterator[slice]:
+    """Return slices of `size`, at least 1, that together cover 0 to `length`."""
     size = max(1, size)
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
 

@@ -150,8 +150,9 @@ def fit(
 
 
 def _checked_names(methods: Iterable[str] | None, size: FitSize) -> list[str] | None:
-    """Return the names of the methods to measure; the unchanged model is always the first. Raise an
-    error for an unknown name, or for longrope without a search.
+    """Return the names of the methods to measure, without duplicates, the unchanged model first;
+    None, which stands for all methods, stays None. Raise an error for an unknown name, or for
+    longrope without a search.
     """
     if methods is None:
         return None
@@ -192,14 +193,15 @@ def _measure(
 
 
 def _chosen(names: list[str] | None, factors: tuple[float, ...] | None) -> dict[str, Method]:
-    """Return the named methods, or all if None; longrope only with its factors."""
+    """Return the named methods, or all if None; longrope only if its `factors` are given."""
     known = registry.methods(factors)
     return known if names is None else {name: known[name] for name in names if name in known}
 
 
 def _decided(meter: Meter, plan: Plan, chosen: dict[str, Method], skipped: dict[str, str]) -> Fit:
     """Return the fit of what was measured: the recommended method, and the config of the best one
-    that a config can express. Raise an error if nothing could be measured.
+    that a config can express. Methods without a finite loss are added to `skipped`. Raise an error
+    if nothing could be measured.
     """
     samples, rows = plan.samples, meter.rows_of(chosen)
     scores = scores_of(rows, samples.trained, samples.to)

@@ -15,7 +15,7 @@ from ropewalk_lab.scores import Score
 
 
 def short_length(tokens: int) -> str:
-    """Return a length as people write it: 32768 is 32k."""
+    """Return a number of tokens as people write it: 32768 is 32k, 1000 is 1,000."""
     return f"{tokens // 1024}k" if tokens % 1024 == 0 and tokens else f"{tokens:,}"
 
 
@@ -30,7 +30,9 @@ def score_text(values: Sequence[float]) -> str:
 
 
 def table(rows: Sequence[Row], facts: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the titles of the columns and the cells of each method that was measured on text."""
+    """Return the titles of the columns and the cells of each method that was measured on text; s
+    are seconds for one window, GB the peak of GPU memory.
+    """
     trained, to, bands = facts["trained"], facts["to"], facts["bands"]
     # methods that were measured on text; "keys" in the titles are pass keys
     names = [
@@ -80,6 +82,7 @@ def _cells(name: str, rows: Sequence[Row], facts: dict[str, Any], with_ppl: bool
 
 
 def _ppl_text(ppl: float | None) -> str:
+    """Return a perplexity as text: "-" for None, and an exponent from 10,000 on."""
     if ppl is None:
         return "-"
     return format(ppl, ".2f" if ppl < 1e4 else ".1e") if np.isfinite(ppl) else "not finite"
@@ -108,7 +111,9 @@ def note(facts: dict[str, Any]) -> str:
 def sentences(
     decision: Decision, facts: dict[str, Any], skipped: dict[str, str], rows: Sequence[Row]
 ) -> list[str]:
-    """Return the recommendation, its reason and what the user should know beside it."""
+    """Return the recommendation, its reason and what the user should know beside it: methods that
+    are no worse, the best one that a config can express, the loss at the new length, and `skipped`.
+    """
     to, best = short_length(facts["to"]), decision.recommended
     lines = [
         f"Recommended for {to}: "
@@ -132,7 +137,7 @@ def sentences(
     ]
     if len(gaps) > 1:
         score = Score(np.array([gaps]))
-        if score.mean > 2 * score.error:
+        if score.mean > 2 * score.error:  # beyond the noise
             lines.append(
                 f"Its loss in the last band is {score.mean:.3f} ± {score.error:.3f} above that in "
                 "the band up to the trained length; training at the new length lowers it."
@@ -172,7 +177,7 @@ def _factor(name: str, facts: dict[str, Any]) -> str:
     """Return the argument `factor` of `extend` as text, such as ", factor=4"; "" for a method that
     takes none.
     """
-    known = methods().get(name)
-    return (
-        "" if known is None or not known.factor else f", factor={facts['to'] / facts['trained']:g}"
-    )
+    method = methods().get(name)
+    if method is None or not method.factor:
+        return ""
+    return f", factor={facts['to'] / facts['trained']:g}"

@@ -18,6 +18,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError, integer
 from ropewalk_lab.fit.reader import Reader
 
+#: positions from the first number to below the second
 Band = tuple[int, int]
 #: LongPPL's limits in nats: a long context lowers the loss of a key token by more than GAIN, to
 #: less than LIMIT
@@ -44,14 +45,17 @@ def read_text(path: str | Path) -> str:
 
 
 def _natural(name: str) -> list[Any]:
+    """Return a sort key: the texts and numbers that a name consists of, in turns."""
     parts = re.split(r"([0-9]+)", name)  # every second part is a number
     return [int(part) if index % 2 else part for index, part in enumerate(parts)]
 
 
 def windows_of(tokens: Sequence[int] | Tensor, length: int, count: int) -> Tensor:
-    """Return `count` windows [count, length] that start at equal distances and do not overlap."""
+    """Return `count` windows [count, length] of a text's tokens, which start at equal distances and
+    do not overlap; raise an error if the text is too short.
+    """
     tokens = torch.as_tensor(tokens, dtype=torch.long)
-    room = len(tokens) // integer("length", length, low=2)
+    room = len(tokens) // integer("length", length, low=2)  # the number of windows that fit
     if room < count:
         rule = (
             f"must have at least {count} x {length} = {count * length} tokens for windows that do "
@@ -65,7 +69,9 @@ def windows_of(tokens: Sequence[int] | Tensor, length: int, count: int) -> Tenso
 
 
 def bands_of(trained: int, to: int) -> list[Band]:
-    """Return the bands of positions: both halves of the trained length, then doubling up to `to`."""
+    """Return the bands of positions: both halves of the trained length, then bands that end at
+    twice the end of the one before, up to `to`.
+    """
     ends = [0, max(1, trained // 2), trained]
     while ends[-1] < to:
         ends.append(min(2 * ends[-1], to))

@@ -75,7 +75,9 @@ def draw(name: str, view: View | None = None) -> Any:
 
 
 def contact_sheet(figures: Mapping[str, Any], look: Look = LIGHT, across: int = 4) -> Any:
-    """Return one figure that shows all given figures as small pictures, with their names as titles."""
+    """Return one figure that shows all given figures as small pictures, at most `across` in a row,
+    with their names as titles.
+    """
     across = min(across, len(figures))
     # `blank` gives the figure its colours and margins; its axes are replaced
     sheet, _ = blank(look, 4.2 * across, 3.0 * math.ceil(len(figures) / across), across=1)

@@ -21,7 +21,7 @@ from ropewalk_lab.plots.look import (
 from ropewalk_lab.plots.view import View
 from ropewalk_lab.tsne import tsne as map_to_plane
 
-#: how many distances or positions each figure shows, and the bases that are compared
+#: how many distances or positions each figure shows, and the bases θ that `base_bound` compares
 DECAY_DISTANCES = 256
 SIMILARITY_DISTANCES = 512
 MAP_POSITIONS = 128
@@ -39,15 +39,17 @@ def decay(view: View) -> Any:
     """Draw RoFormer's decay curve on the left, and the scores of one q and k with their Abel bound
     on the right.
     """
-    look, steps = view.look, analysis.radians(view.spec, view.served)
+    look, frequencies = view.look, analysis.radians(view.spec, view.served)
     distances = np.arange(DECAY_DISTANCES + 1)
     figure, (left, right) = blank(look, 10.5, 4.2, across=2)
-    left.plot(distances, analysis.decay(steps, distances), color=look.colour(0), linewidth=2.2)
+    left.plot(
+        distances, analysis.decay(frequencies, distances), color=look.colour(0), linewidth=2.2
+    )
     label_axes(left, look, title="Decay of scores with distance", x="distance", y="mean of |S_j|")
-    q, k = random_pair(2 * len(steps))
+    q, k = random_pair(2 * len(frequencies))
     bound, scores = (
-        analysis.abel_bound(q, k, steps, distances),
-        np.abs(analysis.scores(q, k, steps, distances)),
+        analysis.abel_bound(q, k, frequencies, distances),
+        np.abs(analysis.scores(q, k, frequencies, distances)),
     )
     right.plot(
         distances, bound, color=look.colour(1), linewidth=2.2, label=look.translate("Abel bound")
@@ -61,10 +63,12 @@ def decay(view: View) -> Any:
 
 def similarity(view: View) -> Any:
     """Draw the similarity of two position encodings against their distance."""
-    look, steps = view.look, analysis.radians(view.spec, view.served)
+    look, frequencies = view.look, analysis.radians(view.spec, view.served)
     figure, (ax,) = blank(look)
     distances = np.arange(SIMILARITY_DISTANCES + 1)
-    ax.plot(distances, analysis.similarity(steps, distances), color=look.colour(0), linewidth=2)
+    ax.plot(
+        distances, analysis.similarity(frequencies, distances), color=look.colour(0), linewidth=2
+    )
     ax.set(xlim=(0, SIMILARITY_DISTANCES))
     label_axes(ax, look, title="Similarity against distance", x="distance", y="similarity")
     return finish(figure, look)
@@ -72,9 +76,9 @@ def similarity(view: View) -> Any:
 
 def similarity_map(view: View) -> Any:
     """Draw a map of the similarity between the encodings of any two positions."""
-    look, steps = view.look, analysis.radians(view.spec, view.served)
+    look, frequencies = view.look, analysis.radians(view.spec, view.served)
     figure, (ax,) = blank(look, 6, 5)
-    values = analysis.similarity_matrix(steps, range(MAP_POSITIONS))
+    values = analysis.similarity_matrix(frequencies, range(MAP_POSITIONS))
     heat(figure, ax, look, values, signed=False, label="similarity", extent=_square(MAP_POSITIONS))
     label_axes(
         ax, look, title="Similarity of every two positions", x="key position", y="query position"
@@ -86,9 +90,11 @@ def inner_products(view: View) -> Any:
     """Draw a map of the inner products of q and k rotated to any two positions; each diagonal is
     constant.
     """
-    look, steps = view.look, analysis.radians(view.spec, view.served)
+    look, frequencies = view.look, analysis.radians(view.spec, view.served)
     figure, (ax,) = blank(look, 6, 5)
-    values = analysis.score_matrix(*random_pair(2 * len(steps)), steps, range(MAP_POSITIONS))
+    values = analysis.score_matrix(
+        *random_pair(2 * len(frequencies)), frequencies, range(MAP_POSITIONS)
+    )
     heat(
         figure, ax, look, values, signed=True, label="inner product", extent=_square(MAP_POSITIONS)
     )
@@ -106,9 +112,9 @@ def tsne(view: View) -> Any:
     """Draw a t-SNE of the encodings of the first positions: a curve, because neighbours are
     similar.
     """
-    look, steps = view.look, analysis.radians(view.spec, view.served)
+    look, frequencies = view.look, analysis.radians(view.spec, view.served)
     figure, (ax,) = blank(look, 6, 5)
-    rotated = analysis.phasors(steps, range(TSNE_POSITIONS))
+    rotated = analysis.phasors(frequencies, range(TSNE_POSITIONS))
     x, y = map_to_plane(np.concatenate([np.real(rotated), np.imag(rotated)], axis=1)).T
     ax.plot(x, y, color=look.quiet, linewidth=1, zorder=1)
     dots = {"cmap": MAP, "s": 30, "zorder": 2, "edgecolors": look.ink, "linewidths": 0.5}
@@ -131,6 +137,7 @@ def base_bound(view: View) -> Any:
     """Draw the sum of cosines against distance for several bases."""
     look = view.look
     figure, (ax,) = blank(look)
+    # whole distances, evenly spread on a logarithmic scale
     distances = np.unique(np.geomspace(1, view.served, 1500).round())
     for i, theta in enumerate(BASES):
         sums = analysis.cosine_sum(

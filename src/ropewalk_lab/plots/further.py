@@ -11,6 +11,7 @@ from typing import Any
 
 from ropewalk_lab.plots.look import LIGHT, Look, blank, finish, label_axes, subtitle
 
+#: the method that is the model as it is
 PLAIN = "none"
 #: height of a label, as a share of the range of losses
 LABEL = 0.07
@@ -18,7 +19,7 @@ LABEL = 0.07
 
 @dataclass(frozen=True)
 class LossBand:
-    """The mean loss of the tokens at positions low to high, and its standard error."""
+    """The mean loss in nats of the tokens at positions low to high - 1, and its standard error."""
 
     low: int
     high: int
@@ -96,7 +97,9 @@ def loss_by_position(
 
 
 def _draw_bands(ax: Any, bands: Sequence[LossBand], colour: str, width: float) -> None:
-    """Draw the mean of each band as a horizontal step, with its standard error in the middle."""
+    """Draw the mean of each band as a horizontal line over its positions, joined to the next, with
+    its standard error in the middle.
+    """
     edges = [bands[0].low, *(band.high for band in bands)]
     ax.stairs([band.mean for band in bands], edges, baseline=None, color=colour, linewidth=width)
     middles = [(band.low + band.high) / 2 for band in bands]
@@ -113,8 +116,8 @@ def _draw_bands(ax: Any, bands: Sequence[LossBand], colour: str, width: float) -
 
 
 def _label_heights(wanted: Mapping[str, float], gap: float) -> dict[str, float]:
-    """Return heights for labels in the same order, at least `gap` apart and as near to their
-    `wanted` heights as possible.
+    """Return a height for each label, as near to its `wanted` height as possible (least squares):
+    labels keep the order of these heights, and are at least `gap` apart.
     """
     ordered = sorted(wanted, key=wanted.__getitem__)
     # isotonic regression of wanted - rank * gap: neighbours in the wrong order are pooled to their

@@ -37,16 +37,17 @@ def spectrum(view: View) -> Any:
     lines = {"default": analysis.plain_radians(view.spec)}
     if view.scaled:
         lines[view.spec.scaling.name] = analysis.radians(view.spec, view.served)
-    for i, (name, steps) in enumerate(lines.items()):
+    for i, (name, frequencies) in enumerate(lines.items()):
         # a logarithm has no sign; a pair that does not rotate has no point
-        sizes = np.where(steps == 0, np.nan, np.abs(steps))
+        sizes = np.where(frequencies == 0, np.nan, np.abs(frequencies))
         left.plot(sizes, color=look.colour(i), linewidth=2.4, label=name)
-        waves = analysis.wavelengths(steps)
+        waves = analysis.wavelengths(frequencies)
         right.plot(waves, color=look.colour(i), linewidth=2.4, label=name)
     label = look.translate("trained length")
     dashes = {"color": look.quiet, "linewidth": 1, "linestyle": (0, (4, 3))}
     right.axhline(view.trained, label=label, **dashes)
     for ax in (left, right):
+        # at least 1, because a single pair would give the axis no width
         ax.set(yscale="log", xlim=(0, max(view.spec.pairs - 1, 1)))
     title, x = "Frequency and wavelength of every pair", "pair, fastest first"
     label_axes(left, look, title=title, x=x, y="inv_freq, radians per token")
@@ -61,14 +62,14 @@ def angles(view: View) -> Any:
     """
     look = view.look
     figure, (left, right) = blank(look, 10.5, 4.2, across=2)
-    steps = analysis.radians(view.spec, view.served)
-    first = steps[:RADIAN_PAIRS]
+    frequencies = analysis.radians(view.spec, view.served)
+    first = frequencies[:RADIAN_PAIRS]
     for i, position in enumerate(ANGLE_POSITIONS):
         label = look.translate("position {position}", position=position)
         line = {"color": look.colour(i), "linewidth": 2.4, "label": label}
-        left.plot(position * steps / (2 * math.pi), **line)
+        left.plot(position * frequencies / (2 * math.pi), **line)
         right.plot(position * first, **line)
-    left.set(xlim=(0, max(len(steps) - 1, 1)))
+    left.set(xlim=(0, max(len(frequencies) - 1, 1)))
     right.set(xlim=(0, max(len(first) - 1, 1)))
     title, x = "The angle of every pair", "pair, fastest first"
     label_axes(left, look, title=title, x=x, y="angle, in turns")
@@ -82,12 +83,13 @@ def periodicity(view: View) -> Any:
     look = view.look
     figure, (ax,) = blank(look)
     positions = np.linspace(0, PERIODIC_POSITIONS, 10 * PERIODIC_POSITIONS + 1)
-    for pair, step in enumerate(analysis.radians(view.spec, view.served)[:PERIODIC_PAIRS]):
-        colour, wave = look.colour(pair), float(analysis.wavelengths([step])[0])
+    for pair, frequency in enumerate(analysis.radians(view.spec, view.served)[:PERIODIC_PAIRS]):
+        colour, wave = look.colour(pair), float(analysis.wavelengths([frequency])[0])
         label = look.translate("pair {pair}", pair=pair)
         if math.isfinite(wave):
             label += ": " + look.translate("a turn in {turn}", turn=short(wave))
-        ax.plot(positions, np.cos(positions * step), color=colour, linewidth=2, label=label)
+        ax.plot(positions, np.cos(positions * frequency), color=colour, linewidth=2, label=label)
+        # the positions after 1, 2, ... turns
         turns = wave * np.arange(1, int(PERIODIC_POSITIONS // wave) + 1)
         ax.plot(turns, np.ones(len(turns)), "o", color=colour, markersize=6)
     ax.set(xlim=(0, PERIODIC_POSITIONS), ylim=(-1.1, 1.15))
@@ -155,16 +157,18 @@ def beyond(view: View) -> Any:
     """
     look = view.look
     figure, (left, right) = blank(look, 12.5, 4.2, across=2)
-    steps = analysis.radians(view.spec, view.served)
+    frequencies = analysis.radians(view.spec, view.served)
     positions = np.linspace(0, view.served, 800)
-    slow = pairs_with_turns(analysis.turns(steps, view.trained), (2.0, 0.5, 0.25, 0.1))
+    # pairs that complete about so many turns in training
+    slow = pairs_with_turns(analysis.turns(frequencies, view.trained), (2.0, 0.5, 0.25, 0.1))
     for i, pair in enumerate(slow):
         line = {"color": look.colour(i), "linewidth": 2}
         label = look.translate("pair {pair}", pair=pair)
-        left.plot(positions, np.cos(positions * steps[pair]), label=label, **line)
+        left.plot(positions, np.cos(positions * frequencies[pair]), label=label, **line)
     near = np.linspace(view.trained - NEAR_POSITIONS, view.trained + NEAR_POSITIONS, 800)
     # the vector (1, 0) of the fastest pair, rotated: dimensions 0 and 1 of an interleaved head
-    for dimension, value in enumerate((np.cos(near * steps[0]), np.sin(near * steps[0]))):
+    near_angles = near * frequencies[0]
+    for dimension, value in enumerate((np.cos(near_angles), np.sin(near_angles))):
         label = look.translate("dimension {dimension}", dimension=dimension)
         right.plot(near, value, color=look.colour(dimension), linewidth=2, label=label)
     for ax, low, high in ((left, 0, view.served), (right, near[0], near[-1])):
@@ -192,14 +196,14 @@ def pairs_with_turns(turns: np.ndarray, targets: Sequence[float]) -> list[int]:
 
 def clocks(view: View) -> Any:
     """Draw clocks of at most CLOCK_PAIRS pairs that are spread evenly over the ladder."""
-    steps = analysis.radians(view.spec, view.served)
-    pairs = np.unique(np.linspace(0, len(steps) - 1, CLOCK_PAIRS).round().astype(int))
-    return clock_faces(steps[pairs].tolist(), CLOCK_POSITIONS, view.look)
+    frequencies = analysis.radians(view.spec, view.served)
+    pairs = np.unique(np.linspace(0, len(frequencies) - 1, CLOCK_PAIRS).round().astype(int))
+    return clock_faces(frequencies[pairs].tolist(), CLOCK_POSITIONS, view.look)
 
 
 def clock_faces(radians: Sequence[float], positions: Sequence[int], look: Look = LIGHT) -> Any:
     """Return a figure with a clock for every pair (columns) and position (rows): the hand shows the
-    angle, its path is shaded.
+    angle, its path from angle 0 is shaded. `radians` are the frequencies, in radians per token.
     """
     # one unit is the diameter of a clock, and an inch; clocks are 1.4 apart in a row and 1.2 in a
     # column
@@ -207,14 +211,15 @@ def clock_faces(radians: Sequence[float], positions: Sequence[int], look: Look =
     figure, (ax,) = blank(look, across, down)
     figure.set_layout_engine("none")
     ax.set_position((0, 0, 1, 1))
-    for column, step in enumerate(radians):
-        x, colour, wavelength = 1.4 * column, look.colour(column), analysis.wavelengths([step])[0]
+    for column, frequency in enumerate(radians):
+        x, colour = 1.4 * column, look.colour(column)
+        wavelength = analysis.wavelengths([frequency])[0]
         label = look.translate("a turn in {turn}", turn=short(wavelength))
         if math.isinf(wavelength):
             label = look.translate("does not rotate")
         ax.text(x, 0.72, label, ha="center", fontsize=10, color=colour, weight="bold")
         for row, position in enumerate(positions):
-            _draw_clock(ax, look, x, -1.2 * row, position * step, colour)
+            _draw_clock(ax, look, x, -1.2 * row, position * frequency, colour)
     for row, position in enumerate(positions):
         label = look.translate("position {position}", position=f"{position:,}")
         ax.text(-0.7, -1.2 * row, label, ha="right", va="center", fontsize=11, color=look.ink)
@@ -224,8 +229,8 @@ def clock_faces(radians: Sequence[float], positions: Sequence[int], look: Look =
 
 
 def _draw_clock(ax: Any, look: Look, x: float, y: float, angle: float, colour: str) -> None:
-    """Draw one clock at (x, y): the circle, the shaded path from angle 0, and the hand at `angle`,
-    in radians.
+    """Draw one clock around (x, y): the circle, the hand at `angle`, in radians counter-clockwise
+    from the right, and the shaded path from angle 0, the whole circle after a turn.
     """
     from matplotlib.patches import Circle, Wedge
 

@@ -39,7 +39,7 @@ CHINESE_FONTS = (
     # older matplotlib lists only this family of the Noto collection
     "Noto Sans CJK JP",
 )
-#: a font with this glyph is assumed to have all Chinese glyphs
+#: a Chinese character; a font that has it is assumed to have all of them
 SAMPLE = "频"
 #: pixels per inch: twice those of a screen
 DPI = 200
@@ -112,8 +112,7 @@ def chinese_font() -> str | None:
     entries = font_manager.fontManager.ttflist
     family = _chinese_among(entries)
     if family is None:
-        # matplotlib caches its list of fonts on disk, so it may miss fonts that were installed
-        # since
+        # matplotlib keeps its list of fonts on disk, so it may miss fonts that were installed since
         for path in sorted(
             set(font_manager.findSystemFonts()) - {entry.fname for entry in entries}
         ):
@@ -149,7 +148,9 @@ def _rank(name: str) -> int:
 def blank(
     look: Look, width: float = 8.0, height: float = 4.2, across: int = 1
 ) -> tuple[Any, list[Any]]:
-    """Return an empty figure and its axes, `across` of them side by side."""
+    """Return an empty figure, `width` by `height` inches, and its axes, `across` of them side by
+    side.
+    """
     try:
         # not pyplot: no global state and no display
         from matplotlib.figure import Figure
@@ -182,7 +183,7 @@ def label_axes(ax: Any, look: Look, *, title: str = "", x: str = "", y: str = ""
 
 
 def subtitle(ax: Any, look: Look, text: str) -> None:
-    """Write a line between the title and the axes, and move the title up."""
+    """Write a line between the title and the axes, and move the title up to make room."""
     ax.set_title(
         ax.get_title(loc="left"), loc="left", color=look.ink, weight="bold", fontsize=13, pad=28
     )
@@ -212,8 +213,8 @@ def heat(
     label: str,
     extent: Sequence[float],
 ) -> None:
-    """Draw a matrix as a heat map with a colour bar; if `signed`, the colours are centred on 0.
-    `extent` is as in imshow.
+    """Draw a matrix as a heat map with a colour bar, row 0 at the bottom; if `signed`, the colours
+    are centred on 0. `extent` is (left, right, bottom, top), as in imshow.
     """
     limit = abs(values).max()
     colours = {"cmap": SIGNED_MAP, "vmin": -limit, "vmax": limit} if signed else {"cmap": MAP}
@@ -231,7 +232,9 @@ def colour_bar(figure: Any, ax: Any, look: Look, coloured: Any, label: str) -> N
 
 
 def finish(figure: Any, look: Look) -> Any:
-    """Set the font of all labels and return the figure."""
+    """Return the figure; if the look has a font for Chinese, all its labels are set in that font,
+    and what it lacks in DejaVu Sans.
+    """
     from matplotlib.text import Text
 
     if look.font:

@@ -23,7 +23,7 @@ def distance_lines(
     against the true distance.
 
     One line per remapping; RoPE itself is the diagonal. `trained` draws a line at the trained
-    length.
+    length, and ends the y axis at 1.3 times that length.
     """
     figure, (ax,) = blank(look)
     keys = torch.arange(query, -1, -1)  # at the distances 0, 1, ..., query
@@ -50,8 +50,8 @@ def distance_lines(
 def temperature_lines(
     temperatures: Mapping[str, Temperature], longest: int, look: Look = LIGHT
 ) -> Any:
-    """Draw the factor on queries against their position; one line per temperature, which must have
-    no learned parameters.
+    """Draw the factor on queries against their position, from 0 to `longest` - 1; one line per
+    temperature, which must have no learned parameters.
     """
     figure, (ax,) = blank(look)
     positions = torch.linspace(0, longest - 1, 1024).long()
@@ -68,6 +68,7 @@ def temperature_lines(
     return finish(figure, look)
 
 
+#: name -> (x values, y values)
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
 
@@ -102,8 +103,8 @@ def stripes(
     x: str,
     look: Look = LIGHT,
 ) -> Any:
-    """Draw each row as a strip of cells: a cell with the number i has the colour of names[i] in the
-    legend, -1 is grey.
+    """Draw each row, {name: numbers}, as a strip of cells: a cell with the number i has the colour
+    of names[i] in the legend, -1 is grey.
     """
     figure, (ax,) = blank(look, height=1.4 + 0.55 * len(rows))
     for y, row in enumerate(rows.values()):
@@ -151,7 +152,9 @@ def directions(vectors: Tensor, *, title: str, look: Look = LIGHT) -> Any:
 
 
 def score_maps(maps: Mapping[str, Tensor], *, label: str, look: Look = LIGHT) -> Any:
-    """Draw matrices of scores [queries, keys] side by side."""
+    """Draw matrices of scores [queries, keys] side by side, each with its name as title and a
+    colour bar labelled `label`. Query 0 is at the bottom.
+    """
     figure, panels = blank(look, 9.0, 4.2, across=len(maps))
     for ax, (name, scores) in zip(panels, maps.items(), strict=True):
         queries, keys = scores.shape

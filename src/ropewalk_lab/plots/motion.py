@@ -52,7 +52,8 @@ class Dial:
         """The share of the served length after which the hand reaches angles that training never
         showed; 1 if it never does.
         """
-        # a pair that completes a turn in training has shown all its angles
+        # a pair that completes a turn in training has shown all its angles; one that turns no
+        # farther in the served length, apart from rounding errors, reaches no new ones
         if self.trained_turns >= 1 or self.served_turns <= self.trained_turns * (1 + 1e-9):
             return 1.0
         return self.trained_turns / self.served_turns
@@ -93,8 +94,8 @@ def reading(view: View) -> bytes:
     # one palette for all frames, so that colours do not flicker; the last frame has every colour
     palette = frames[-1].quantize(96, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     pictures = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
-    file, duration = BytesIO(), round(1000 * SECONDS / FRAMES)
-    # milliseconds; the last frame stays longer before the loop restarts
+    file, duration = BytesIO(), round(1000 * SECONDS / FRAMES)  # milliseconds of a frame
+    # the last frame stays longer before the loop restarts
     durations = [duration] * (FRAMES - 1) + [2000]
     pictures[0].save(
         file,
@@ -109,8 +110,8 @@ def reading(view: View) -> bytes:
 
 
 class _Canvas:
-    """A drawing whose lengths are in pixels of the finished picture; it is drawn OVERSAMPLING times
-    as large.
+    """A drawing whose lengths are in pixels of the finished picture, y growing downwards; it is
+    drawn OVERSAMPLING times as large.
     """
 
     def __init__(self, width: int, height: int, look: Look) -> None:
@@ -122,6 +123,9 @@ class _Canvas:
     def text(
         self, x: float, y: float, words: str, colour: str, anchor: str = "mm", size: int = 13
     ) -> None:
+        """Write words at (x, y); `anchor` is PIL's: left, middle or right, then m for the middle of
+        the height.
+        """
         self.draw.text(
             self._at(x, y),
             words,
@@ -134,7 +138,7 @@ class _Canvas:
         self, x: float, y: float, start: float, degrees: float, colour: str, width: int = 7
     ) -> None:
         """Draw a ring segment of `degrees` degrees around (x, y), counter-clockwise from the angle
-        `start`.
+        `start`, which is 0 at the right; PIL's angles are clockwise, hence the signs.
         """
         box = (*self._at(x - _RADIUS, y - _RADIUS), *self._at(x + _RADIUS, y + _RADIUS))
         self.draw.arc(box, -start - degrees, -start, fill=colour, width=width * OVERSAMPLING)
@@ -213,12 +217,12 @@ def _frame(view: View, rows: dict[str, list[Dial]], progress: float) -> Any:
 def _draw_dial(
     canvas: _Canvas, x: float, y: float, dial: Dial, progress: float, new_colour: str
 ) -> None:
-    """Draw one dial when the share `progress` of the served length has been read: trained angles in
-    grey, new ones in colour.
+    """Draw one dial around (x, y) when the share `progress` of the served length has been read:
+    trained angles in grey, new ones in `new_colour`.
     """
     look = canvas.look
     canvas.ring(x, y, 0, 360, look.grid, 2)
-    seen = 360 * min(dial.trained_turns, 1.0)
+    seen = 360 * min(dial.trained_turns, 1.0)  # degrees that training showed
     canvas.ring(x, y, 0, seen, look.quiet)
     # degrees, at most MAX_TURNS turns: a faster hand could not be followed
     turned = 360 * min(dial.served_turns, MAX_TURNS) * progress

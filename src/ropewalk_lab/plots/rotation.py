@@ -14,7 +14,7 @@ from ropewalk_lab import analysis
 from ropewalk_lab.plots.look import LIGHT, Look, blank, finish, label_axes, legend
 from ropewalk_lab.plots.view import View
 
-#: how many positions the figure `rotation` shows; how many `precision` shows, up to FARTHEST
+#: how many positions the figure `rotation` shows, how many `precision` shows, and the last of those
 ROTATION_POSITIONS = 6
 PRECISION_POINTS = 33
 FARTHEST = 2**40
@@ -22,11 +22,13 @@ FARTHEST = 2**40
 
 def rotation(view: View) -> Any:
     """Draw a vector of the fastest pair, rotated to the first six positions."""
-    look, steps = view.look, analysis.radians(view.spec, view.served)
+    look, frequencies = view.look, analysis.radians(view.spec, view.served)
     figure, (ax,) = blank(look, 5, 5)
     circle = np.exp(1j * np.linspace(0, 2 * np.pi, 200))
     ax.plot(np.real(circle), np.imag(circle), color=look.grid, linewidth=1.5)
-    for position, tip in enumerate(analysis.phasors(steps[:1], range(ROTATION_POSITIONS))[:, 0]):
+    # the vector (1, 0) at each position, as a complex number
+    tips = analysis.phasors(frequencies[:1], range(ROTATION_POSITIONS))[:, 0]
+    for position, tip in enumerate(tips):
         label = look.translate("position {position}", position=position)
         ax.plot(
             (0, tip.real),
@@ -53,12 +55,13 @@ def variants(view: View) -> Any:
     positions = np.linspace(0, wavelength if np.isfinite(wavelength) else view.trained, 400)
     figure, (left, right) = blank(look, 10.5, 4.2, across=2)
     for i, (name, path) in enumerate(_paths(view, positions).items()):
+        # every pair begins with norm 1, so this is the norm of the whole vector / that before
         norm = np.sqrt((np.abs(path) ** 2).mean(axis=1))
         # where two lines coincide, the wider one below shows on both sides
         line = {"color": look.colour(i), "linewidth": 3.4 - 0.6 * i, "label": name}
         left.plot(positions, norm, **line)
         right.plot(np.real(path[:, middle]), np.imag(path[:, middle]), **line)
-    right.plot(1, 0, "o", color=look.ink, markersize=5)
+    right.plot(1, 0, "o", color=look.ink, markersize=5)  # the vector before
     right.set(aspect="equal")
     title = "Variants: norm and trajectory"
     label_axes(left, look, title=title, x="position", y="norm / norm before")
@@ -74,10 +77,11 @@ def _paths(view: View, positions: np.ndarray) -> dict[str, np.ndarray]:
     yarn = Yarn(factor=max(view.served / view.trained, 1.0), original_length=view.trained)
     scalings = (Default(), yarn, XPos())
     specs = {scaling.name: view.spec.with_(scaling=scaling) for scaling in scalings}
-    specs[view.spec.scaling.name] = view.spec
+    specs[view.spec.scaling.name] = view.spec  # its own scaling replaces one of the same name
     paths = {
         name: analysis.query_path(spec, positions, view.served) for name, spec in specs.items()
     }
+    # the sinusoidal encoding is added to the vector (1, 0), the complex number 1
     added = 1 + analysis.phasors(analysis.plain_radians(view.spec), positions)
     return paths | {view.look.translate("added encoding"): added}
 
@@ -97,7 +101,9 @@ def precision_lines(
     curves: Mapping[str, tuple[Sequence[int] | np.ndarray, Sequence[float] | np.ndarray]],
     look: Look = LIGHT,
 ) -> Any:
-    """Draw one line per method: errors against positions, on logarithmic axes."""
+    """Draw one line per method, {name: (positions, errors)}: errors against positions, on
+    logarithmic axes. A dashed line is at the error of rounding to bfloat16.
+    """
     figure, (ax,) = blank(look, 9.4, 4.4)
     for i, (name, (positions, errors)) in enumerate(curves.items()):
         ax.plot(

@@ -12,8 +12,8 @@ from ropewalk_lab.plots.look import LIGHT, Look
 
 @dataclass(frozen=True)
 class View:
-    """What a figure shows: a spec, its trained and served length, and the look; every function of
-    FIGURES takes a View.
+    """What a figure shows: a spec, its trained and served length in tokens, and the look; every
+    function of FIGURES takes a View.
     """
 
     spec: RopeSpec = RopeSpec(128)  # noqa: RUF009 - frozen
@@ -35,7 +35,8 @@ class View:
         """The spec and the lengths as one line of text, for the subtitle of a figure."""
         spec, translate = self.spec, self.look.translate
         inner = spec.scaling.innermost
-        # a scaling that changes another one has no factor of its own: "clipped yarn 4"
+        # a scaling that contains another one has no factor of its own, so the name and the factor
+        # of the inner one follow: "clipped yarn 4"
         scaling = (
             spec.scaling.name if inner is spec.scaling else f"{spec.scaling.name} {inner.name}"
         )
@@ -55,8 +56,8 @@ class View:
         return " · ".join(parts)
 
     def stretched(self) -> dict[str, RopeSpec]:
-        """Return {scaling: the spec with it}, for four scalings that extend the trained length to
-        the served one, and for the spec's own if it has one.
+        """Return {name of a scaling: the spec with it}, for four scalings that extend the trained
+        length to the served one, and for the spec's own if it has one.
         """
         factor = max(self.served / self.trained, 1.0)
         scalings = (
