@@ -33,11 +33,11 @@ def costs(
     changes: list[str],
     repeats: int,
 ) -> list[Row]:
-    """Return milliseconds and, on a GPU, peak bytes: of a training step, and of a forward pass
-    without gradients over `multiple` times the trained length.
+    """Return rows with milliseconds and, on a GPU, peak bytes: of a training step, and of a forward
+    pass without gradients over `multiple` times the trained length.
 
     Models are untrained. A method that changes a trained RoPE model has no training step of its
-    own.
+    own. `repeats` calls are timed.
     """
     rows = []
     for method in methods:
@@ -88,8 +88,11 @@ def _read(model: Any, tokens: Tensor) -> None:
 def _cost(
     device: torch.device, what: str, call: Callable[[], None], repeats: int, **fields: Any
 ) -> list[Row]:
-    """Return the milliseconds of each repeat after one that is not counted, and the peak memory on
-    a GPU.
+    """Return a row with the milliseconds of each of `repeats` calls, after one that is not counted,
+    and on a GPU a row with the peak memory.
+
+    what    the name of the call in the rows: "step" or "read"
+    fields  further fields of the rows
     """
     is_gpu = device.type == "cuda"
     call()
