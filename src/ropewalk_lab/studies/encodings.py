@@ -44,6 +44,7 @@ PUBLISHED_NAMES = {
     "T5 bias": "t5_causal",
     "none": "none",
 }
+#: the encodings whose order a claim is about, the lowest loss first
 CORE = ["rope", "alibi", "sinusoidal", "none"]
 
 PRESETS = presets_of("encodings")

@@ -61,7 +61,12 @@ def quality(
     windows: int,
     multiples: list[int],
 ) -> list[Row]:
-    """Train one model and measure its loss at every length; return the rows."""
+    """Train one model and measure its loss at every length; return the rows.
+
+    kind       a name of MODELS
+    windows    the number of held-out windows
+    multiples  the lengths, as multiples of the trained length
+    """
     full_preset = training.make_preset(preset, changes, seed, **MODELS[kind])
     name = f"{_file_name(kind)}-{seed}"
     return training.train_and_measure(
@@ -71,7 +76,7 @@ def quality(
 
 def costs(workspace: Workspace, *, preset: str, changes: list[str], timed: list[int]) -> list[Row]:
     """Return rows of untrained models: the time of a forward pass, the bytes of its cache and, on a
-    GPU, the peak memory that the pass needs beside the weights.
+    GPU, the peak memory that the pass needs beside the weights. `timed` are the lengths in tokens.
     """
     rows = []
     for kind, change in MODELS.items():

@@ -309,7 +309,9 @@ def _costs_table(rows: list[Row], models: list[str], longest: int) -> Table:
 
 
 def found(rows: list[Row], name: str, length: int) -> Score | None:
-    """Return which pass keys a method found, [seeds, depths x samples]."""
+    """Return 1 for each pass key that a method found and 0 for the others, [seeds, depths x
+    samples]; None without rows.
+    """
     return joined_score(rows, "found", model=name, length=length)
 
 

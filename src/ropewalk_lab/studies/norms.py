@@ -107,7 +107,7 @@ class MixedLayouts(Rotary):
         self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None
     ) -> Tensor:
         """Return x with cos and sin of the half layout applied to interleaved pairs: a mistake, so
-        this is no rotation.
+        this is no rotation. `key` and `length` have no influence.
         """
         cos, sin = (table.unsqueeze(-3) for table in self.rope.cos_sin_hf(positions))
         partners = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
@@ -173,6 +173,7 @@ def measure(
     shift      the number of positions by which all tokens are shifted
     """
     full_preset = training.make_preset(preset, changes, seed, encoding="rope")
+    # plain RoPE is the model of the study `encodings`, which may be trained already
     name, origin = (
         (f"rope-{seed}", "") if norm == NONE else (f"{norm.replace(' ', '-')}-{seed}", norm)
     )
