@@ -16,8 +16,8 @@ Numbers = Sequence[float] | np.ndarray
 
 
 def radians(spec: RopeSpec, length: int | None = None) -> np.ndarray:
-    """Return the frequency of every pair, [pairs]; `length` is the sequence length, which some
-    scalings depend on.
+    """Return the frequency of every pair [pairs], in radians per position; `length` is the sequence
+    length, which some scalings depend on.
     """
     return np.array(analysis.radians(spec, length))
 

@@ -207,8 +207,13 @@ def _row(
     error: float,
     peak: int,
 ) -> dict[str, Any]:
-    """Return one row: microseconds of the contender (`us`) and of a copy, relative rms error, and
-    peak memory in bytes.
+    """Return one row.
+
+    common     the fields of the case
+    pass_name  "forward" or "forward+backward"
+    us, copy   microseconds of the contender and of a copy
+    error      relative rms error
+    peak       peak memory in bytes
     """
     measured = {
         "us": round(us, 2),

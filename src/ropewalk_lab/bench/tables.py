@@ -7,6 +7,7 @@ from statistics import quantiles
 from ropewalk_lab.bench.cases import GROUPS
 from ropewalk_lab.bench.rows import Row
 
+#: the orders of the axes of q and k: [B, S, H, D] and [B, H, S, D]
 BOTH_ORDERS = ("bshd", "bhsd")
 
 
@@ -24,7 +25,7 @@ def mean_percent(rows: list[Row]) -> dict[tuple[str, str, str, str], float]:
 
 def gpu_table(rows: list[Row]) -> str:
     """Return a table of speeds in per cent of one flat copy, forward / forward+backward, as the
-    mean of all runs.
+    mean of all runs, for four shapes of `cases.SHAPES` in both orders.
     """
     cases = [(shape, order) for order in BOTH_ORDERS for shape in "ADEF"]
     percents = mean_percent(rows)
@@ -167,6 +168,7 @@ def qkv_table(rows: list[Row]) -> str:
     def cell(way: str, count: int) -> str:
         return f"{timed[way, count]['over_percent']:+.1f} %" if (way, count) in timed else "-"
 
+    # the rows of all ways have the same time of the product
     lines = [
         [f"{n:,}", f"{timed[ways[0], n]['product_us']:.1f} us", *(cell(way, n) for way in ways)]
         for n in counts
@@ -209,7 +211,7 @@ def contexts_table(rows: list[Row]) -> str:
         ]
         for _, r in sorted(latest.items())
     ]
-    rates = next(iter(latest.values()))
+    rates = next(iter(latest.values()))  # those of other rows differ by a few per cent
     headers = [
         f"{name}, {rates[f'{key}_GBps'] / 1000:.1f} TB/s"
         for name, key in (("of a copy", "copy"), ("of reading", "read"), ("nominal", "nominal"))
@@ -342,10 +344,10 @@ def two_trees_table(rows: list[Row]) -> str:
 
 def _case(row: Row) -> str:
     """Return the short name of a case on the CPU, such as "prefill view bf16 f+b"."""
-    both = " f+b" * (row["pass"] != "forward")
+    timed_pass = "" if row["pass"] == "forward" else " f+b"
     return (
         f"{row['shape'].removeprefix('cpu ')}{SUFFIXES.get(row['order'], '')} "
-        f"{row['dtype'].replace('float', 'f')}{both}"
+        f"{row['dtype'].replace('float', 'f')}{timed_pass}"
     )
 
 
@@ -363,6 +365,7 @@ def models_table(rows: list[Row]) -> str:
     """
     lines, last_run = [], max((r.get("run", 0) for r in rows), default=0)
     for row in rows:
+        # the forward passes have milliseconds and quartiles, the other rows microseconds
         if "ms" in row and row["run"] == last_run:
             lower, upper = row["quartiles_ms"]
             note = (

@@ -131,7 +131,9 @@ def specs_of(config: Mapping[str, Any]) -> dict[str, RopeSpec | None] | RopeErro
 
 
 def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str, int]:
-    """Return {layer type: index of its first layer}, without a type that no layer has."""
+    """Return {layer type: index of its first layer} for `layer_types`, names as `from_hf` gives
+    them, without a type that no layer has.
+    """
     text = config_file.text_part(config_file.load(dict(config)))
     declared = text.get("layer_types")
     rotates = text.get("no_rope_layers")
@@ -140,6 +142,7 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
         attending = [index for index, kind in enumerate(kinds) if kind in ("attention", "hybrid")]
     first_layers = {}
     for name in layer_types:
+        # the config lists the types of its layers, and this one is not among them
         if declared and name != NO_ROPE and name not in declared and set(declared) & {*layer_types}:
             continue
         if name == NO_ROPE:
@@ -149,6 +152,7 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
                 (index for index, is_rotated in enumerate(rotates or []) if not is_rotated), 3
             )
         else:
+            # without such a list, the first layer that has attention, or that is rotated
             first = attending[0] if attending and not declared else 0
             if rotates and not declared:
                 first = next((index for index, is_rotated in enumerate(rotates) if is_rotated), 0)

@@ -57,6 +57,7 @@ def small_config(config: Mapping[str, Any]) -> dict[str, Any]:
     model around them.
     """
     text = config_file.text_part(config)
+    # a config with a text part inside: each of its parts is made small
     if text is not config and text != config:
         names = [name for name, part in config.items() if isinstance(part, Mapping)]
         return {
@@ -67,12 +68,14 @@ def small_config(config: Mapping[str, Any]) -> dict[str, Any]:
     small |= {key: min(small[key], size) for key, size in SIZES.items() if small.get(key)}
     hidden, heads = small.get("hidden_size"), small.get("num_attention_heads")
     if hidden and heads:
+        # two heads of the same size
         small |= {"hidden_size": hidden // heads * 2, "num_attention_heads": 2}
         if small.get("num_key_value_heads"):
             small["num_key_value_heads"] = 2 if small["num_key_value_heads"] > 1 else 1
     types = small.get("layer_types")
     layers = LAYERS
     if isinstance(types, list) and types:
+        # so many that each type has a layer
         layers = max(LAYERS, 1 + max(types.index(name) for name in set(types)))
         small["layer_types"] = types[:layers]
     if small.get("num_hidden_layers"):
