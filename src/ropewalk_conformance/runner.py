@@ -23,6 +23,7 @@ class Result:
 
     status  same, differs, raised, refused (NotImplementedError) or not run
     words   what differs, or why it was not run
+    level   required or optional: whether a difference counts as a failure
     """
 
     group: str
@@ -133,6 +134,7 @@ class Report:
 
 
 def _shortened(lines: list[str], most: int = 4) -> list[str]:
+    """Return the first `most` lines and one that counts the others; all lines if there are no more."""
     more = len(lines) - most
     return lines if more <= 0 else [*lines[:most], f"  ... and {more} more"]
 
@@ -300,14 +302,17 @@ def _taken(function: Callable[..., Any]) -> set[str] | None:
 
 
 def _worst(kind: Kind, case: Case, found: Numbers, expected: Numbers, allowed: Numbers) -> str:
-    """Return in words where the found numbers differ most from the expected ones."""
+    """Return in words where the found numbers differ most from the expected ones, in units of what
+    is allowed.
+    """
+    # the magnitude, the last number of frequencies, may be left out
     if len(found) not in (len(expected), len(expected) - 1):
         return f"{len(found):,} numbers, expected {len(expected):,}"
     off = [
         (i, abs(a - b) / limit if limit else abs(a - b))
         for i, (a, b, limit) in enumerate(zip(found, expected, allowed, strict=False))
     ]
-    if any(value != value for value in found):
+    if any(value != value for value in found):  # only NaN differs from itself
         return "NaN"
     index = max(off, key=lambda each: each[1])[0]
     wrong = sum(abs(a - b) > limit for a, b, limit in zip(found, expected, allowed, strict=False))
@@ -320,6 +325,7 @@ def _worst(kind: Kind, case: Case, found: Numbers, expected: Numbers, allowed: N
 
 
 def _line(error: BaseException) -> str:
+    """Return the text of an error on one line, at most 200 characters."""
     return shown(" ".join(str(error).split())[:200])
 
 

@@ -21,7 +21,7 @@ def phasors(radians: Numbers, positions: Numbers) -> np.ndarray:
 
 
 def _frequencies(radians: Numbers) -> np.ndarray:
-    """Return the frequencies of one or more pairs as an array [pairs]; anything else is an error."""
+    """Return the frequencies of one or more pairs as an array [pairs]; otherwise raise an error."""
     return finite("radians", radians, ndim=1, least=1)
 
 

@@ -20,8 +20,8 @@ from ropewalk_lab.analysis.distance import pairs_for, phasors
 def attend(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, radians: Numbers | None = None
 ) -> np.ndarray:
-    """Return bidirectional softmax attention [tokens, d] of q, k, v [tokens, d]; q and k are rotated
-    at positions 0, 1, 2 ... if `radians` are given.
+    """Return bidirectional softmax attention [tokens, d] of q, k, v [tokens, d]; q and k are
+    rotated at positions 0, 1, 2 ... if `radians` are given.
     """
     q_pairs, k_pairs = pairs_for(q, k, radians, ndim=2)
     v = finite("v", v, ndim=2)

@@ -48,7 +48,7 @@ VARIANTS = ("plain", "packed", "mrope", "partial")
 class BenchCase:
     """Query, key and positions of one shape.
 
-    order               the order of the axes of q and k: "bshd" is [B, S, H, D], "bhsd" [B, H, S, D]
+    order               the axes of q and k: "bshd" is [B, S, H, D], "bhsd" is [B, H, S, D]
     seq_dim, head_axis  the axes of the tokens and of the heads
     decode              whether each batch row has one token
     bytes               of q and k together
@@ -131,8 +131,8 @@ def make_case(
 
 
 def definition(x: Tensor, positions: Tensor, case: BenchCase) -> Tensor:
-    """Return x rotated in float64, with cos and sin computed directly from position times frequency.
-    `positions` are those of the rows of x, [B, S] or [axes, B, S].
+    """Return x rotated in float64, with cos and sin computed directly from position times
+    frequency. `positions` are those of the rows of x, [B, S] or [axes, B, S].
     """
     pairs = case.spec.pairs
     radians = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs)

@@ -62,8 +62,8 @@ def rope_of_matrices(matrices: Sequence[Any]) -> dict[str, Any] | None:
 
 
 def _read_matrix(matrix: np.ndarray) -> dict[str, Any]:
-    """Return the rope that the matrix applies; of several, the one with the most rotated dimensions.
-    ValueError if there is none.
+    """Return the rope that the matrix applies; of several, the one with the most rotated
+    dimensions. ValueError if there is none.
     """
     size = matrix.shape[0]
     for width in range(size - size % 2, 0, -2):

@@ -100,8 +100,8 @@ def _passed_tables(model: torch.nn.Module, length: int) -> list[dict[str, Any] |
 def _stop_at_attention(
     layer: torch.nn.Module, tables: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> None:
-    """Replace a layer's forward by one that runs up to its attention and appends the (cos, sin) that
-    the attention gets to `tables`.
+    """Replace a layer's forward by one that runs up to its attention and appends the (cos, sin)
+    that the attention gets to `tables`.
     """
 
     def attend(*_: Any, position_embeddings: Any, **__: Any) -> None:

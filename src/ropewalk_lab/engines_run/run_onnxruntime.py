@@ -45,7 +45,8 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
 
 def _rope(spec: RopeSpec | None) -> dict[str, Any] | None:
     """Return what `rope_of_matrices` reads from the rotation that the operator computes with the
-    tables of a spec; None if there is no spec. A spec that the operator cannot have is a ValueError.
+    tables of a spec; None if there is no spec. A spec that the operator cannot have is a
+    ValueError.
     """
     if spec is None:
         return None

@@ -313,8 +313,8 @@ def telling_head(*readings: Reading) -> tuple[int, int]:
 
 
 def pooled(weights: Tensor, cells: int) -> np.ndarray:
-    """Return attention [H, S queries, S keys] as [H, cells, cells]: the mean over a block of queries,
-    the sum over a block of keys.
+    """Return attention [H, S queries, S keys] as [H, cells, cells]: the mean over a block of
+    queries, the sum over a block of keys.
 
     So the sum of every row stays 1. With fewer than `cells` tokens, each token is a block.
     """

@@ -361,8 +361,8 @@ def serve(
 
 
 def _opening(address: str) -> Any:
-    """Return a lifespan (Starlette's context manager around the run of a server) that opens the page
-    in a browser when the server has started.
+    """Return a lifespan (Starlette's context manager around the run of a server) that opens the
+    page in a browser when the server has started.
     """
     import webbrowser
 

@@ -129,7 +129,7 @@ def models(settings: dict[str, Any]) -> dict[str, tuple[int, str]]:
 def triplets_of(
     data: str, count: int, short: int, long: int
 ) -> tuple[list[Triplet], list[Triplet]]:
-    """Return (train, valid) triplets from the file `data`, or `count` generated ones if it is ""."""
+    """Return (train, valid) triplets from the file `data`; if it is "", of `count` generated ones."""
     return split_triplets(read_triplets(data) if data else generated(count, short, long))
 
 

@@ -125,8 +125,8 @@ def measure(
 def wrong(
     model: nn.Module, batches: GridBatches, side: int, count: int, device: torch.device
 ) -> np.ndarray:
-    """Return 1.0 for each of `count` images whose prediction is wrong and 0.0 for the others, [count];
-    images have `side` rows and columns.
+    """Return 1.0 for each of `count` images whose prediction is wrong and 0.0 for the others,
+    [count]; images have `side` rows and columns.
     """
     errors = []
     for part in np.array_split(np.arange(count), max(1, count * side * side // 65_536)):

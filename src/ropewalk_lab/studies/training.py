@@ -32,8 +32,8 @@ from ropewalk_lab.trainer import Trainer
 
 
 def make_preset(name: str, changes: Sequence[str], seed: int, **model: Any) -> Preset:
-    """Return a preset with changes, such as "train.warmup=9", and a seed; `model` replaces values of
-    its model table.
+    """Return a preset with changes, such as "train.warmup=9", and a seed; `model` replaces values
+    of its model table.
     """
     preset = read_preset(name, [*changes, f"train.seed={seed}"])
     return replace(preset, model={**preset.model, **model})
