@@ -200,7 +200,7 @@ def _ntk(theta: float, stretch: float, d: int, wrong: Wrong) -> float:
 
 
 def _longrope_name(length: int | None, scaling: Rope, wrong: Wrong) -> str:
-    """Return which list of LongRoPE's factors a sequence uses."""
+    """Return the key of the list of LongRoPE's factors that a sequence of `length` tokens uses."""
     long = length is not None and length > scaling["original_length"]
     match wrong.get("factors"):
         case "long":
@@ -560,6 +560,9 @@ def _attend(
 ) -> list[Numbers]:
     """Return the causal attention of one head within each document, [tokens][value dims]; `wrong`
     may change which keys a query sees.
+
+    documents  the document index of each token
+    scale      the factor on q.k before the softmax
     """
     out, count = [], len(q)
     shard = -(-count // 2)  # tokens of the first of two ranks: half of them, rounded up
@@ -612,7 +615,10 @@ def moved(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -> l
 
 
 def permuted(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -> list[Any]:
-    """Return the rows of a projection of q or k, permuted from the interleaved to the half layout."""
+    """Return the rows of a projection of q or k, permuted from the interleaved to the half layout.
+
+    given  the weight [rows][columns], and the number of its heads
+    """
     kind = (wrong or {}).get("permute")
     rows, heads = given["weight"], given["heads"]
     if kind == "other_heads":

@@ -142,6 +142,9 @@ class InvFreq(Kind):
         return [copy.deepcopy(case["config"])], keywords(case)
 
     def readings(self, case: Case, result: Any) -> list[Numbers]:
+        """Return the frequencies and, if it was returned, the magnitude; also with zeros for the
+        pairs that may have been left out.
+        """
         factor: Numbers = []
         if isinstance(result, tuple) and len(result) == 2:
             result, factor = result[0], flat(to_lists(result[1]))
@@ -201,6 +204,9 @@ class CosSin(Kind):
         return [copy.deepcopy(case["config"]), positions], keywords(case)
 
     def readings(self, case: Case, result: Any) -> list[Numbers]:
+        """Return cos and then sin of every token, one value for each pair; also with cos 1 and sin
+        0 for the pairs that may have been left out.
+        """
         lists = to_lists(result)
         if isinstance(result, tuple | list) and len(lists) == 2:
             cos, sin = rows(lists[0]), rows(lists[1])
@@ -248,8 +254,8 @@ class CosSin(Kind):
 
 
 def _one_per_pair(cos: Numbers, sin: Numbers, pairs: int) -> tuple[Numbers, Numbers]:
-    """Return cos and sin of one row with one value for each pair; the given ones may have one for
-    each dimension, in either layout.
+    """Return cos and sin of one token with one value for each of `pairs` pairs; the given ones may
+    have one for each dimension, in either layout, or be fewer.
     """
 
     def near(a: Numbers, b: Numbers) -> bool:
@@ -321,7 +327,7 @@ class Rotate(Kind):
         return flat([case["rotation"][f"{name}_expected"] for name in "qk"])
 
     def probe(self, case: Case, wrong: Wrong) -> Numbers:
-        # the first head of the first row of q
+        """Return the numbers of the first head of the first row of q."""
         rope, given = rope_of(case, wrong), case["rotation"]
         if rope is None or rope["head_dim"] != case["rope"]["head_dim"]:
             return []

@@ -190,7 +190,8 @@ class EntryDifference:
 def explain(
     differences: Sequence[EntryDifference], same: Iterable[EntryDifference]
 ) -> tuple[list[tuple[RotationMistake, list[EntryDifference]]], list[EntryDifference]]:
-    """Return few mistakes that explain the differences, and the differences that none explains.
+    """Return few mistakes that explain the differences, each with those that it explains, and the
+    differences that none explains. `same` are the results that are right.
 
     In its groups, a mistake that is limited to groups comes before all others. Then the mistake
     that explains most of the differences comes first; among equals the one that contradicts the
@@ -233,7 +234,8 @@ def _is_stale(mistake: RotationMistake) -> bool:
 def _after_another(
     each: EntryDifference, differences: Sequence[EntryDifference], right: Sequence[EntryDifference]
 ) -> list[RotationMistake]:
-    """Return what may explain a result that follows a call with another config.
+    """Return what may explain the result `each`, which follows a call with another config;
+    `differences` are all results that differ, `right` those that do not.
 
     A mistake that also occurs without the other call explains it better than a stale table does.
     """

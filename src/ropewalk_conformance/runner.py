@@ -134,7 +134,7 @@ class Report:
 
 
 def _shortened(lines: list[str], most: int = 4) -> list[str]:
-    """Return the first `most` lines and one that counts the others; all lines if there are no more."""
+    """Return the first `most` lines, and one that counts the others if there are more."""
     more = len(lines) - most
     return lines if more <= 0 else [*lines[:most], f"  ... and {more} more"]
 
@@ -196,7 +196,7 @@ def _mistakes(
     differing: list[tuple[Result, EntryDifference]], same: list[EntryDifference]
 ) -> list[NamedMistake]:
     """Return the mistakes that explain the differences, each with the results it explains; a
-    difference that none explains is left out.
+    difference that none explains is left out. `same` are the results that are right.
     """
     result_of = {id(difference): result for result, difference in differing}
     found, _ = explain([difference for _, difference in differing], same)

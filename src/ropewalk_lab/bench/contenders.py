@@ -29,7 +29,7 @@ def ropewalk(
     case: BenchCase, *, explicit: bool = False, inplace: bool = False, backend: str | None = None
 ) -> Call:
     """Return a function that runs `rope(q, k)`, with positions if `explicit` or in a decode step,
-    otherwise at 0, 1, 2, ...
+    otherwise at 0, 1, 2, ...; `inplace` and `backend` are options of `Rope`.
     """
     rope, seq_dim, positions = Rope(case.spec, backend=backend), case.seq_dim, case.positions
     if explicit or case.decode:

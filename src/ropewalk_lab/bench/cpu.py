@@ -103,8 +103,8 @@ def measure(
     contenders: tuple[str, ...] = tuple(CONTENDERS),
     rounds: int = ROUNDS,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of each shape, order of dimensions, dtype and contender: one for each timed
-    pass, or one with the reason why the contender cannot be timed.
+    """Yield the rows of each shape of `names`, order of dimensions, dtype and contender: one for
+    each timed pass, or one with the reason why the contender cannot be timed.
     """
     with one_thread():
         for name in names:

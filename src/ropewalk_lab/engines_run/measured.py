@@ -95,8 +95,8 @@ class LayerRope:
 
 
 def first_difference(ours: LayerRope, theirs: LayerRope) -> int | None:
-    """Return the first pair that only one of two ropes has, or that has another axis or a frequency
-    that differs by more than rounding; None if there is none.
+    """Return the index of the first pair that only one of two ropes has, or that has another axis
+    or a frequency that differs by more than rounding; None if there is none.
     """
     for pair in range(max(len(ours.radians), len(theirs.radians))):
         if pair >= len(ours.radians) or pair >= len(theirs.radians):

@@ -101,7 +101,7 @@ def _matrix(rope: Any, size: int, length: int) -> np.ndarray:
 
 
 def _of_whole_sequences(rope: Any, size: int, length: int) -> np.ndarray:
-    """Return the matrix of a step, read in sequences of `length` tokens."""
+    """Return the matrix of a step, as `_matrix` does, read in sequences of `length` tokens."""
     columns = []
     for index in range(size):
         tokens = mx.zeros((1, 1, length, size))

@@ -201,7 +201,9 @@ def _rope(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cost(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the errors of cos and sin at powers of 2, and the bytes of each form of the tables."""
+    """Return the errors of cos and sin up to positions that are powers of 2, and the bytes of each
+    form of the tables.
+    """
     spec, served = _spec(asked)
     positions = [1 << bits for bits in range(6, 25)]
     curves = error_curves(spec, positions, COST_METHODS, length=served, width=2)

@@ -46,6 +46,9 @@ def measure(
 
     With RoPE also rows with RoFormer's bound, and with the wavelengths of the fastest and the
     slowest pair, both for heads of HEAD_DIM.
+
+    preset, changes  the training preset, and changes of its settings
+    windows          the number of held-out windows
     """
     full_preset = training.make_preset(preset, changes, seed, encoding=encoding)
     model = training.train_or_load(workspace, f"{encoding}-{seed}", full_preset).model

@@ -148,9 +148,10 @@ def tuned(
     """Fine-tune the RoPE model at `factor` times its trained length, then measure it at `multiples`
     of the trained length; return the rows.
 
-    factors      the searched factors of LongRoPE, None for other methods
-    windows      the number of held-out windows
-    steps, rate  of the fine-tuning: its steps and its learning rate
+    preset, changes  the training preset, and changes of its settings
+    factors          the searched factors of LongRoPE, None for other methods
+    windows          the number of held-out windows
+    steps, rate      of the fine-tuning: its steps and its learning rate
     """
     full_preset, model = _rope_model(workspace, preset, changes, seed)
     length, batch = training.trained_length(full_preset), full_preset.train.stages[0].batch

@@ -129,7 +129,9 @@ def models(settings: dict[str, Any]) -> dict[str, tuple[int, str]]:
 def triplets_of(
     data: str, count: int, short: int, long: int
 ) -> tuple[list[Triplet], list[Triplet]]:
-    """Return (train, valid) triplets from the file `data`; if it is "", of `count` generated ones."""
+    """Return (train, valid) triplets from the file `data`; if it is "", of `count` generated ones,
+    for which `short` and `long` are the numbers of characters (see `generated`).
+    """
     return split_triplets(read_triplets(data) if data else generated(count, short, long))
 
 
@@ -180,8 +182,9 @@ def measure(
     """Train a model on the first `cut` characters of each text, and measure its errors on held-out
     triplets; return the rows.
 
-    batch, steps  of the training: triplets in a step, and steps
-    The other arguments are those of `triplets_of` and settings of the training preset.
+    preset, changes           the training preset, and changes of its settings
+    batch, steps              of the training: triplets in a step, and steps
+    data, count, short, long  of the triplets, as in `triplets_of`
     """
     stage = f"train.stages=[{{length={cut}, batch={batch}, steps={steps}}}]"
     full_preset = make_preset(

@@ -116,8 +116,8 @@ def _encoding(name: str) -> Trained:
 
 
 def _layers_without_positions(layers: int) -> dict[str, Any]:
-    """Return the config of a model where every fourth layer has no encoding; the last one if there
-    are fewer.
+    """Return the field `layer_types` for a model of `layers` layers where every fourth layer has no
+    encoding; the last one if there are fewer.
     """
     step = min(4, layers)
     return {

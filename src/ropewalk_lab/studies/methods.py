@@ -65,6 +65,7 @@ def run(runner: JobRunner) -> dict[str, Any]:
     applied = [method for method in AFTERWARDS if method in settings["methods"]]
 
     def job(work: Callable[..., list[Row]], method: str, seed: int, **options: Any) -> Job:
+        """Return the job that runs `work` for a method and a seed."""
         return Job(
             f"{method.replace(' ', '_')}-{seed}",
             work,
@@ -316,7 +317,9 @@ def found(rows: list[Row], name: str, length: int) -> Score | None:
 
 
 def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
-    """Return the claims of the authors of these methods, tested on these rows."""
+    """Return the claims of the authors of these methods, tested on these rows. `lengths` ascend
+    from the trained length.
+    """
     # `double` is the second length, twice the trained one, or the only length
     near, double, far = lengths[0], lengths[:2][-1], lengths[-1]
     losses = {

@@ -75,8 +75,9 @@ def measure(
     """Train stage by stage; after each stage, measure the masked loss and accuracy at every length;
     return the rows.
 
-    stages   (length, batch, steps) of each stage
-    windows  the number of held-out windows of the longest length
+    preset, changes  the training preset, and changes of its settings
+    stages           (length, batch, steps) of each stage
+    windows          the number of held-out windows of the longest length
     """
     full_preset = make_preset(preset, [*changes, _change_to(stages)], seed)
     # a finished training has no model of its first stages left to measure on other windows, so the

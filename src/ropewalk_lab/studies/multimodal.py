@@ -101,9 +101,10 @@ def measure(
     """Train on images of one size and measure the errors on images of several sizes; return the
     rows.
 
-    side, sides   patches per side of the images to train on, and of those to measure on
-    batch, steps  of the training: images in a step, and steps
-    count         how many images of each size are measured
+    preset, changes  the training preset, and changes of its settings
+    side, sides      patches per side of the images to train on, and of those to measure on
+    batch, steps     of the training: images in a step, and steps
+    count            how many images of each size are measured
     """
     stage = f"train.stages=[{{length={side * side}, batch={batch}, steps={steps}}}]"
     full_preset = make_preset(preset, [*changes, stage], seed, encoding=encoding)

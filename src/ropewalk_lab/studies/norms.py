@@ -167,10 +167,11 @@ def measure(
     """Train one model; return its loss at every length, and how its logits change if all positions
     are shifted, as rows.
 
-    norm       an entry of NORMS, NOT_KEPT for mixed layouts, or NONE
-    multiples  the lengths, as multiples of the trained length
-    windows    the number of held-out windows
-    shift      the number of positions by which all tokens are shifted
+    norm             an entry of NORMS, NOT_KEPT for mixed layouts, or NONE
+    preset, changes  the training preset, and changes of its settings
+    multiples        the lengths, as multiples of the trained length
+    windows          the number of held-out windows
+    shift            the number of positions by which all tokens are shifted
     """
     full_preset = training.make_preset(preset, changes, seed, encoding="rope")
     # plain RoPE is the model of the study `encodings`, which may be trained already

@@ -82,12 +82,13 @@ def measure(
 ) -> list[Row]:
     """Train on text and pass keys, then test at every length and depth; return the rows.
 
-    base       the base theta of RoPE
-    share      of the training samples that are pass keys, the others are text
-    methods    names of METHODS, or NONE
-    multiples  the lengths, as multiples of the trained length
-    depths     where a pass key lies, from 0 (start) to 1 (end)
-    count      how many samples are asked for at each length and depth
+    base             the base theta of RoPE
+    preset, changes  the training preset, and changes of its settings
+    share            of the training samples that are pass keys, the others are text
+    methods          extension methods, applied beyond the trained length
+    multiples        the lengths, as multiples of the trained length
+    depths           where a pass key lies, from 0 (start) to 1 (end)
+    count            how many samples there are at each length and depth
     """
     full_preset = training.make_rope_preset(preset, changes, seed, theta=base)
     batches, length = passkey_batches(full_preset, share), training.trained_length(full_preset)
@@ -212,7 +213,7 @@ def _percent(share: float | None) -> str:
 
 def _reach(by_length: dict[int, float | None]) -> str:
     """Return the longest length up to which the share of pass keys found is never below FOUND, as
-    text.
+    text; "none" if it is below at the first length. `by_length` ascends.
     """
     reach = 0
     for length, share in by_length.items():

@@ -99,8 +99,8 @@ def measure(
 
 
 def _rows(meter: Any, name: str, method: Method, factor: float) -> list[Row]:
-    """Return the rows of one method: loss by band, loss of texts of the trained length, LongPPL and
-    seconds.
+    """Return the rows of one method from what the meter has measured at a factor: loss by band,
+    loss of texts of the trained length, LongPPL and seconds for each window.
     """
     samples = meter.samples
     measured = [each for each in meter.rows_of({name: method}) if each["metric"] == "text"]

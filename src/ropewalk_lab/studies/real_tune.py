@@ -204,6 +204,9 @@ def cudnn_first() -> AbstractContextManager[Any]:
 def _method(name: str, meter: Meter, search: int, spec: RopeSpec) -> Method:
     """Return a method by name: longrope has searched factors, clipped the number of pairs with less
     than one turn in training; raise an error for longrope without a search.
+
+    search  candidates of the search; 0: no search
+    spec    the rope of the model
     """
     if name == "clipped":
         angles = [w * meter.samples.trained for w in spec.ladder_frequencies().radians]

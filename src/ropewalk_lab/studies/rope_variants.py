@@ -159,6 +159,7 @@ def measure(
     variant    a base, a name of the table or of a scaling; with " + " and a method of `extend`, the
                model is read with this method, its factor being the multiple
     text       a source of text, "" for that of the preset
+    preset     the training preset; `changes` of its settings
     multiples  the lengths, as multiples of the trained length
     windows    the number of held-out windows
     formula    a hash of the frequencies, for those that their name does not identify

@@ -52,7 +52,7 @@ def fine_tuning(
     """Return a preset to train a model further, at another length and learning rate.
 
     The seed is changed so that the model does not see the windows of the first training in the same
-    order again.
+    order again. A step has `batch` rows of `length` tokens; `rate` is the learning rate.
     """
     stages = (Stage(length, batch, steps),)
     train = replace(
