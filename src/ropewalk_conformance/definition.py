@@ -498,6 +498,7 @@ def rotate(x: Any, cos: Any, sin: Any, rope: Rope, wrong: Wrong | None = None) -
 
     # pairs that a mistake adds have no entry in the tables and are not rotated
     known = min(len(line) for row in cos for line in row)
+    # (dimension, dimension, the entry of the first in the tables, that of the second)
     of_pairs = [(a, b, entry(a), entry(b)) for a, b in places_of(shown)]
     of_pairs = [each for each in of_pairs if max(each[2:]) < known]
     # the factor on the dimensions that do not rotate

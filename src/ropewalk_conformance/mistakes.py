@@ -140,6 +140,7 @@ class EntryDifference:
         """Return whether a mistake would not change this result."""
         if mistake.name not in self._unaffected:
             switches = mistake.change.keys()
+            # numbers that one of the switches cannot change do not show the mistake
             unaffected = not switches <= self.kind.depends_on
             # a changed parameter may have the value that the rope has already; factors chosen "per
             # position" show in tables alone

@@ -41,7 +41,7 @@ class Result:
 
 @dataclass
 class NamedMistake:
-    """A mistake by name, and the results that it explains."""
+    """A mistake by name, in words, how to mend it (`fix`), and the results that it explains."""
 
     mistake: str
     words: str

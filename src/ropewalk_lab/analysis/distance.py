@@ -73,7 +73,8 @@ def decay(radians: Numbers, distances: Numbers) -> np.ndarray:
 
 def abel_bound(q: np.ndarray, k: np.ndarray, radians: Numbers, distances: Numbers) -> np.ndarray:
     """Return a bound on |<R_m q, R_n k>| for each distance m - n, by Abel summation: max_i |h_{i+1}
-    - h_i| * sum_j |S_j|, where h_i = q_i conj(k_i), and 0 after the last pair.
+    - h_i| * sum_j |S_j|, where h_i = q_i conj(k_i), and 0 after the last pair; S_j is the sum of
+    the phasors of the first j pairs.
     """
     q_pairs, k_pairs = pairs_for(q, k, radians)
     products = np.append(q_pairs * k_pairs.conj(), 0)

@@ -85,6 +85,7 @@ def compare_entries(
     shifts = finite("shifts", shifts, ndim=1)
     k_phasors = phasors(radians, shifts)
     q_phasors = phasors(radians, shifts + number("distance", distance))
+    # a sinusoidal encoding has the pairs (cos, sin), which are the phasors
     added_q, added_k = q_pairs + q_phasors, k_pairs + k_phasors
     rotated_q, rotated_k = q_pairs * q_phasors, k_pairs * k_phasors
     score = lambda left, right: np.real((left * right.conj()).sum(axis=-1))  # noqa: E731

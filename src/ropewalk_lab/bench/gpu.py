@@ -110,6 +110,7 @@ def ceiling_us(sets: list[BenchCase], passes: int = 1) -> float:
     """Return the microseconds of `passes` flat copies of q and k (`sets`: copies of a case): close
     to the fastest rotation.
     """
+    # two rows for each case: the target and the source of its copy
     buffers = [torch.empty(2, case.bytes, dtype=torch.uint8, device="cuda") for case in sets]
     return passes * replay_us([partial(target.copy_, source) for source, target in buffers])
 

@@ -1,4 +1,7 @@
-"""Markdown tables of docs/benchmarks*.md, made from the rows in `results/`."""
+"""Markdown tables of docs/benchmarks*.md, made from the rows in `results/`.
+
+Rows of later runs come later in a file, so a dict of rows by case has the latest row of each.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +130,6 @@ def attention_table(rows: list[Row]) -> str:
     """Return a table of the times of softmax attention, with and without rotation, and of linear
     attention: for each shape, contender and pass the latest row, with a comparison.
     """
-    # a later row replaces an earlier one
     latest = {
         (r["shape"], r["contender"], r["pass"]): r
         for r in rows
@@ -248,8 +250,8 @@ def generation_table(rows: list[Row]) -> str:
 
 
 def other_models_table(rows: list[Row]) -> str:
-    """Return a table of generation in the shapes of other models: milliseconds of a step, and the
-    speed in per cent of what the memory allows.
+    """Return a table of generation in the shapes of other models, with a column for each batch
+    size: milliseconds of a step, and the speed in per cent of what the memory allows.
     """
     latest = {(r["shape"], r["batch"]): r for r in rows if r["what"] == "generate, other models"}
     shapes, batches = (

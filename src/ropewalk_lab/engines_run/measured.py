@@ -122,7 +122,9 @@ def verdict(ours: LayerRope | None, theirs: LayerRope | None) -> str:
 
 
 def specs_of(config: Mapping[str, Any]) -> dict[str, RopeSpec | None] | RopeError:
-    """Return the spec of each layer type of a config, or the reason why there is none."""
+    """Return the spec of each layer type of a config, with exact frequencies, None for a type that
+    is not rotated; or the error that says why there is none.
+    """
     text = config_file.text_part(config_file.load(dict(config)))
     try:
         return read_specs(text, "exact")[0]

@@ -108,6 +108,7 @@ def _stop_at_attention(
         raise Passed(position_embeddings)
 
     whole = layer.forward
+    # nothing but the tables is read, so the norm passes its input on
     layer.self_attn.forward = attend  # type: ignore[union-attr]
     layer.input_layernorm.forward = (  # type: ignore[union-attr]
         lambda x, residual=None: x if residual is None else (x, residual)
@@ -146,6 +147,7 @@ def _uses(
     the rope or attends.
 
     If it fails before either, it is taken to call its rope; if it returns without either, not.
+    `axes`, `is_attending` and `call` are those of `layers_of`.
     """
 
     def stop(*_: Any, **__: Any) -> None:

@@ -53,6 +53,7 @@ class LoadedModel:
     layers and heads.
 
     source  its path or name, and the times of its files
+    heads   those that every layer has
     """
 
     source: tuple[str, tuple[int, ...]]

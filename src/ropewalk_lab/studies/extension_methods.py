@@ -27,7 +27,9 @@ def beta_fast(length: int) -> float:
 
 
 def yarn(factor: float, length: int, **options: float) -> Yarn:
-    """Return YaRN with a beta_fast that suits the trained length."""
+    """Return YaRN with a beta_fast that suits the trained length, and with a ramp whose ends are
+    not rounded to whole pairs; `options` are other fields of `Yarn`.
+    """
     return Yarn(
         factor=factor,
         original_length=length,
@@ -75,6 +77,7 @@ def spec_for(
         return plain
     if method == LONGROPE:
         long = tuple(factors or ())
+        # short factors of 1: text up to the trained length is not scaled
         scaling = LongRope(
             short_factor=(1.0,) * len(long), long_factor=long, original_length=length, factor=factor
         )

@@ -67,8 +67,11 @@ class JobRunner:
         workers: int,
         quiet: bool,
     ) -> None:
-        """Prepare to run jobs in `workers` processes, with seeds from 0 to `seeds` - 1; `settings`
-        are those of the study.
+        """Prepare to run jobs in `workers` processes, with seeds from 0 to `seeds` - 1.
+
+        folder    of the study, in which `jobs` keeps the rows of each job
+        settings  those of the study
+        quiet     whether no progress is shown
         """
         self.folder, self.workspace, self.settings, self.seeds = (
             folder,

@@ -109,6 +109,7 @@ class MixedLayouts(Rotary):
         """Return x with cos and sin of the half layout applied to interleaved pairs: a mistake, so
         this is no rotation. `key` and `length` have no influence.
         """
+        # with an axis for the heads; dimensions i and i + d/2 have the same entry
         cos, sin = (table.unsqueeze(-3) for table in self.rope.cos_sin_hf(positions))
         partners = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
         return (x * cos + partners * sin).to(x.dtype)

@@ -130,7 +130,7 @@ def scale_embeddings(model: nn.Module) -> nn.Module:
 
 def train_or_load(workspace: Workspace, name: str, preset: Preset, **options: Any) -> Trainer:
     """Return a trainer after its last step, loaded if the training is complete; `options` are
-    passed to `make_trainer`.
+    passed to `make_trainer`. A training that a signal stopped raises KeyboardInterrupt.
     """
     trainer = make_trainer(workspace, name, preset, **options)
     # the trainer has a folder; another study may train the same model in it
