@@ -135,6 +135,7 @@ def definition(x: Tensor, positions: Tensor, case: BenchCase) -> Tensor:
     frequency. `positions` are those of the rows of x, [B, S] or [axes, B, S].
     """
     pairs = case.spec.pairs
+    # the base of every case is the default
     radians = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs)
     of_pairs = (
         positions[..., None]

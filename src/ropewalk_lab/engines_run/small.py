@@ -89,8 +89,8 @@ def small_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete_config(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a small model with the very rope of a checkpoint, of whose config only the keys of the
-    rope are at hand; None for families that are not in ARCHITECTURES.
+    """Return the config of a small model with the rope of a checkpoint, of whose config only the
+    keys of the rope are at hand; None for families that are not in ARCHITECTURES.
     """
     if checkpoint["model_type"] not in ARCHITECTURES:
         return None
