@@ -125,7 +125,10 @@ def changed(rope: Rope, wrong: Wrong) -> dict[str, Any]:
 
 
 def frequencies(rope: Rope, length: int | None = None, wrong: Wrong | None = None) -> Numbers:
-    """Return radians per step of each pair, in sequences of `length` tokens."""
+    """Return radians per step of each pair, in sequences of `length` tokens; None: up to the
+    trained
+    length.
+    """
     wrong = wrong or {}
     width = rope["rotary_dim"]
     rope = changed(rope, wrong)
@@ -327,6 +330,7 @@ def softmax_scale(rope: Rope, wrong: Wrong | None = None) -> float:
         return scale * _magnitude(rope, {}) ** 2
     if not rope.get("scales_softmax") or wrong.get("softmax") == "plain":
         return scale
+    # the rope's YaRN also multiplies the softmax scale, by the square of this magnitude
     scaling = rope["scaling"]
     mscale = _mscale(scaling["factor"], scaling["mscale_all_dim"])
     return scale * (mscale if wrong.get("softmax") == "once" else mscale**2)

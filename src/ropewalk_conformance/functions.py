@@ -313,6 +313,7 @@ class Rotate(Kind):
         return [copy.deepcopy(case["config"]), *arrays, positions], keywords(case) | scales
 
     def readings(self, case: Case, result: Any) -> list[Numbers]:
+        """Return q and then k; for an interleaved rope also as if they were in the half layout."""
         lists = to_lists(result)
         if not isinstance(result, tuple | list) or len(lists) != 2:
             raise RopeError("rotate", "must return q and k", type(result).__name__)
@@ -398,8 +399,8 @@ class Rotate(Kind):
 
 
 def _interleaved(numbers: Numbers, rope: definition.Rope) -> Numbers:
-    """Return the numbers of heads in the half layout, with their rotated slice in the interleaved
-    one.
+    """Return vectors of heads, one after the other, with their rotated slice in the interleaved
+    layout; those given have it in the half layout.
     """
     width, start, d = rope["head_dim"], rope["rotary_start"], rope["rotary_dim"]
     order = list(range(width))
