@@ -126,8 +126,7 @@ def changed(rope: Rope, wrong: Wrong) -> dict[str, Any]:
 
 def frequencies(rope: Rope, length: int | None = None, wrong: Wrong | None = None) -> Numbers:
     """Return radians per step of each pair, in sequences of `length` tokens; None: up to the
-    trained
-    length.
+    trained length.
     """
     wrong = wrong or {}
     width = rope["rotary_dim"]

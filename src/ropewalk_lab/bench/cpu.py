@@ -74,7 +74,7 @@ def alternating_times(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch's CPU operations in one thread."""
+    """Context manager: torch's CPU operations run in one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -57,8 +57,8 @@ def captured(calls: list[Callable[[], Any]]) -> tuple[torch.cuda.CUDAGraph, list
 
 
 def replayed_us(graph: torch.cuda.CUDAGraph, calls: int) -> float:
-    """Return the mean microseconds of a call, from one replay of a graph that contains as many as
-    `calls`.
+    """Return the mean microseconds of a call, from one replay of a graph; `calls` is how many calls
+    the graph contains.
     """
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()

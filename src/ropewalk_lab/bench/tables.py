@@ -160,7 +160,7 @@ def qkv_table(rows: list[Row]) -> str:
     """Return a table of the time of the QKV product by number of tokens, and what every way to
     rotate adds to it.
     """
-    rows = [r for r in rows if r["what"] == "qkv"]
+    rows = [r for r in rows if r["what"] == "qkv"]  # their field "rows" is the number of tokens
     timed = {(r["way"], r["rows"]): r for r in rows}
     ways, counts = (
         list(dict.fromkeys(r["way"] for r in rows)),
@@ -182,6 +182,7 @@ def qkv_shapes_table(rows: list[Row]) -> str:
     """Return a table of what `qkv_norm_rope` adds to the QKV product: a line for each model, a
     column for each number of tokens.
     """
+    # their field "rows" is the number of tokens
     rows = [r for r in rows if r["what"] == "qkv shapes"]
     over = {(r["shape"], r["rows"]): f"{r['over_percent']:+.0f}" for r in rows}
     models = {r["shape"]: r for r in rows}

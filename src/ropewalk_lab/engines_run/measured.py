@@ -63,7 +63,7 @@ class ServedConfig:
 @dataclass(frozen=True)
 class LayerRope:
     """The rope of one layer: for each pair its frequency, in radians per step, and its axis; the
-    magnitude, and the layout of the pairs.
+    magnitude, and the layout of the pairs (None: not known).
 
     Pairs at the start and the end with frequency 0 are left out, so that a partial rope and one
     with frequencies 0 for its other pairs are equal.
@@ -138,7 +138,7 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
     """
     text = config_file.text_part(config_file.load(dict(config)))
     declared = text.get("layer_types")
-    rotates = text.get("no_rope_layers")
+    rotates = text.get("no_rope_layers")  # despite its name, 1 for layers that rotate
     attending = text.get("attn_layer_indices")  # the others are Mamba layers
     if attending is None and isinstance(kinds := text.get("layers_block_type"), list):
         attending = [index for index, kind in enumerate(kinds) if kind in ("attention", "hybrid")]

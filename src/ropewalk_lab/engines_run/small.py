@@ -53,8 +53,8 @@ LAYERS = 2
 
 
 def small_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with the rope, the head size and the layer types of `config`, and a small
-    model around them.
+    """Return the config of a small model with the rope, the head size and the layer types of
+    `config`.
     """
     text = config_file.text_part(config)
     # a config with a text part inside: each of its parts is made small

@@ -261,6 +261,7 @@ def _published(row: Mapping[str, Any]) -> dict[str, Any]:
         config["qk_rope_head_dim"] = row.get("head_dim", 64)
     else:
         config["head_dim"] = row.get("head_dim")
+    # GPT-J's config has `rotary_dim` for this, whose default is right
     if "rotated" in row and model_type != "gptj":
         name = "rotary_pct" if model_type == "gpt_neox" else "partial_rotary_factor"
         head = row.get("head_dim") or row["hidden_size"] // row["heads"]

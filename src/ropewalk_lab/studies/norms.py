@@ -201,7 +201,8 @@ def measure(
 @torch.no_grad()
 def change_by_shift(model: nn.Module, tokens: Tensor, shift: int) -> np.ndarray:
     """Return [N]: the largest change of a logit of each row of tokens [N, S] if all positions are
-    shifted by `shift`, divided by the deviation of the logits.
+    shifted by `shift`, divided by the standard deviation of the logits, which is that of the 16
+    rows that are read at once.
     """
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     changes = []

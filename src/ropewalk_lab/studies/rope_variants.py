@@ -221,7 +221,7 @@ def findings(study: str, rows: list[Row], facts: dict[str, Any]) -> Findings:
         figures[study if text is None else f"{study}-{text}"] = drawn
         claims += _claims(table, rows, variants, lengths, suffix, where)
     if select(rows, "alpha"):
-        tables.append(_alphas(table, rows))
+        tables.append(_alphas(rows))
     ours = {}
     if study == "base":
         tables.append(_by_use(rows, variants, lengths))
@@ -242,7 +242,7 @@ def label(table: RopeVariants, variant: Any, *, short: bool = False) -> str:
     )
 
 
-def _alphas(table: RopeVariants, rows: list[Row]) -> Table:
+def _alphas(rows: list[Row]) -> Table:
     """Return a table of how far training moved learned frequencies from where they began."""
     cells = []
     for each in select(rows, "alpha"):

@@ -54,7 +54,8 @@ class Study:
 
     def settings(self, preset: str, changes: Iterable[str] = ()) -> dict[str, Any]:
         """Return the settings of a preset, with changes such as "windows=8", whose values are TOML.
-        An unknown setting, a value of another type and an empty list are errors.
+        An unknown setting or name, a value of another type, multiples that do not ascend from 1 and
+        an empty list (where no preset has one) are errors.
         """
         settings = dict(self.presets[choice("preset", preset, self.presets)])
         for change in changes:
