@@ -32,7 +32,9 @@ def library_of(function: Callable[..., Any]) -> str:
 
 
 def maker(library: str) -> Callable[[Any, str], Any]:
-    """Return a function that makes an array from lists and the name of a type."""
+    """Return a function that makes an array of a library from nested lists and the name of a type;
+    for "list" it returns the lists.
+    """
     if library == "list":
         return lambda values, dtype: values
     name = {"jax": "jax.numpy", "mlx": "mlx.core"}.get(library, library)
@@ -69,7 +71,7 @@ def to_lists(value: Any) -> Any:
         return [to_lists(each) for each in value]
     if hasattr(value, "detach"):
         value = value.detach().cpu()
-        if hasattr(value, "resolve_conj"):
+        if hasattr(value, "resolve_conj"):  # torch keeps a conjugate as a mark on the tensor
             value = value.resolve_conj()
     if hasattr(value, "tolist"):
         found = value.tolist()

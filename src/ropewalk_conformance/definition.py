@@ -1,8 +1,8 @@
 """The definition in plain floats, with a switch for every mistake.
 
-Most functions take `wrong`, a dict of switches such as {"ramp": "inverted"}; an empty one gives the
-definition. A rope is the dict that a case of the vectors has under "rope". The switches are those
-that `mistakes.toml` sets.
+Most functions take `wrong`, a dict of switches such as {"ramp": "inverted"}, each of which makes
+one mistake; an empty one, or None, gives the definition. `mistakes.toml` sets the switches and says
+in words what the mistakes are. A rope is the dict that a case of the vectors has under "rope".
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ def to_float32(x: float) -> float:
 
 
 def to_float16(x: float) -> float:
-    """Return the float16 nearest to x, within its range."""
+    """Return the float16 nearest to x; its largest number for an x beyond it."""
     return unpack("e", pack("e", max(-65504.0, min(65504.0, x))))[0]
 
 
 def to_bfloat16(x: float) -> float:
     """Return the bfloat16 nearest to x."""
     (bits,) = unpack("I", pack("f", x))
+    # the upper half of a float32, rounded to the nearest, ties to even
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
     return unpack("f", pack("I", bits))[0]
 
 
+#: type -> rounding to it; None: no rounding
 ROUND: dict[Any, Callable[[float], float]] = {
     None: float,
     "float32": to_float32,
@@ -123,12 +125,15 @@ def changed(rope: Rope, wrong: Wrong) -> dict[str, Any]:
 
 
 def frequencies(rope: Rope, length: int | None = None, wrong: Wrong | None = None) -> Numbers:
-    """Return radians per step of each pair, in sequences of `length` tokens."""
+    """Return radians per step of each pair, in sequences of `length` tokens; None: up to the
+    trained length.
+    """
     wrong = wrong or {}
     width = rope["rotary_dim"]
     rope = changed(rope, wrong)
     found = _scaled(rope, length, wrong)
     if wrong.get("rotary") == "all_pairs_padded":
+        # frequency 0 for the dimensions that do not rotate
         found = [*found, *[0.0] * ((rope["head_dim"] - width) // 2)]
     if wrong.get("order") == "reversed":
         found = found[::-1]
@@ -138,14 +143,18 @@ def frequencies(rope: Rope, length: int | None = None, wrong: Wrong | None = Non
 
 
 def _scaled(rope: Rope, length: int | None, wrong: Wrong) -> Numbers:
-    """Return the frequencies of a rope whose parameters are changed already."""
+    """Return the frequencies [pairs] of a rope whose parameters are changed already, in sequences
+    of `length` tokens; None: up to the trained length.
+    """
     d, theta, scaling = rope["rotary_dim"], rope["theta"], rope["scaling"]
-    exponent = {"half": 2 * d, "head": rope["head_dim"], "pairs": d // 2, "one_less": d - 2}.get(
+    # exponents are -2i / d; a mistake divides by another number
+    divisor = {"half": 2 * d, "head": rope["head_dim"], "pairs": d // 2, "one_less": d - 2}.get(
         wrong.get("exponent", ""), d
     )
 
     def ladder(base: float) -> Numbers:
-        return [base ** (-2 * i / exponent) for i in range(d // 2)]
+        """Return the frequencies without a scaling."""
+        return [base ** (-2 * i / divisor) for i in range(d // 2)]
 
     plain, kind = ladder(theta), scaling["type"]
     s = scaling.get("factor", 1.0)
@@ -155,7 +164,7 @@ def _scaled(rope: Rope, length: int | None, wrong: Wrong) -> Numbers:
         return ladder(_ntk(theta, s, d, wrong))
     if kind == "dynamic":
         trained = scaling["original_length"]
-        reached = max(length or 0, trained)
+        reached = max(length or 0, trained)  # shorter sequences are not scaled
         match wrong.get("dynamic"):
             case "trained":
                 reached = trained
@@ -174,24 +183,26 @@ def _scaled(rope: Rope, length: int | None, wrong: Wrong) -> Numbers:
         return [w * (1 - g) + w / s * g for w, g in zip(plain, ramp, strict=True)]
     if kind == "longrope":
         factors = scaling[_longrope_name(length, scaling, wrong)]
+        # a wrong rope may have more pairs than there are factors
         if wrong.get("factors") == "multiplied":
             return [w * f for w, f in zip(plain, factors, strict=False)]
         if wrong.get("factors") == "none":
             return plain
         return [w / f for w, f in zip(plain, factors, strict=False)]
     if kind == "proportional":
-        rotating = int(scaling["fraction"] * d) // 2
+        rotating = int(scaling["fraction"] * d) // 2  # the first pairs of the head rotate
         return [w / s if i < rotating else 0.0 for i, w in enumerate(plain)]
     return plain
 
 
 def _ntk(theta: float, stretch: float, d: int, wrong: Wrong) -> float:
+    """Return the base of NTK scaling by the factor `stretch`, for `d` rotated dimensions."""
     power = {"none": 1.0, "inverse": (d - 2) / d}.get(wrong.get("ntk", ""), d / (d - 2))
     return theta * stretch**power
 
 
 def _longrope_name(length: int | None, scaling: Rope, wrong: Wrong) -> str:
-    """Return which list of LongRoPE's factors a sequence uses."""
+    """Return the key of the list of LongRoPE's factors that a sequence of `length` tokens uses."""
     long = length is not None and length > scaling["original_length"]
     match wrong.get("factors"):
         case "long":
@@ -206,6 +217,9 @@ def _longrope_name(length: int | None, scaling: Rope, wrong: Wrong) -> str:
 
 
 def _llama3(w: float, scaling: Rope, wrong: Wrong) -> float:
+    """Return a frequency by Llama 3's rule: fast ones are kept, slow ones divided by the factor,
+    and those between are a mean of both.
+    """
     wavelength, trained = 2 * math.pi / w, scaling["original_length"]
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     divided = w / scaling["factor"]
@@ -213,28 +227,34 @@ def _llama3(w: float, scaling: Rope, wrong: Wrong) -> float:
         return w
     if wavelength > trained / low:
         return divided
-    t = (trained / wavelength - low) / (high - low)
+    weight = (trained / wavelength - low) / (high - low)  # of the frequency as it is
     if wrong.get("ramp") == "inverted":
-        t = 1 - t
+        weight = 1 - weight
     elif wrong.get("ramp") == "none":
-        t = 0.0
-    return (1 - t) * divided + t * w
+        weight = 0.0
+    return (1 - weight) * divided + weight * w
 
 
 def _ramp(d: int, theta: float, scaling: Rope, wrong: Wrong) -> Numbers:
-    """Return YaRN's weight of the divided frequency for each pair."""
+    """Return YaRN's weight of the divided frequency for each pair: 0 keeps a frequency, 1 divides
+    it by the factor.
+    """
 
     def pair_with(turns: float) -> float:
+        """Return the index of the pair that makes `turns` turns in the original length, a real
+        number.
+        """
         pair = d * math.log(scaling["original_length"] / (2 * math.pi * turns))
         return pair / (2 * math.log(theta))
 
     low, high = pair_with(scaling["beta_fast"]), pair_with(scaling["beta_slow"])
     if scaling["truncate"]:
         low, high = math.floor(low), math.ceil(high)
+    # YaRN's own code limits the end to d - 1, although the last pair is d // 2 - 1
     last = d // 2 - 1 if wrong.get("ramp") == "last_pair" else d - 1
     low, high = max(low, 0), min(high, last)
     if low == high:
-        high += 0.001
+        high += 0.001  # avoids a division by 0, also in YaRN's own code
     steps = [2 * i if wrong.get("ramp") == "dimensions" else i for i in range(d // 2)]
     ramp = [min(max((i - low) / (high - low), 0.0), 1.0) for i in steps]
     if wrong.get("ramp") == "inverted":
@@ -256,6 +276,7 @@ def same_rope(rope: Rope, length: int | None, wrong: Wrong) -> bool:
 
 
 def _mscale(factor: float, weight: float) -> float:
+    """Return YaRN's magnitude for a factor, whose logarithm counts `weight` times."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
 
 
@@ -308,13 +329,16 @@ def softmax_scale(rope: Rope, wrong: Wrong | None = None) -> float:
         return scale * _magnitude(rope, {}) ** 2
     if not rope.get("scales_softmax") or wrong.get("softmax") == "plain":
         return scale
+    # the rope's YaRN also multiplies the softmax scale, by the square of this magnitude
     scaling = rope["scaling"]
     mscale = _mscale(scaling["factor"], scaling["mscale_all_dim"])
     return scale * (mscale if wrong.get("softmax") == "once" else mscale**2)
 
 
 def axis_of_pair(rope: Rope, wrong: Wrong | None = None) -> list[int]:
-    """Return the axis whose coordinate each pair takes."""
+    """Return the axis whose coordinate each pair takes: 0, 1 or 2; 0 for pairs beyond the sections,
+    and for all pairs of a rope with one axis.
+    """
     wrong = wrong or {}
     pairs, axes = rope["rotary_dim"] // 2, rope["axes"]
     if axes is None:
@@ -334,6 +358,7 @@ def axis_of_pair(rope: Rope, wrong: Wrong | None = None) -> list[int]:
     if order == "chunked":
         found = [axis for axis, size in enumerate(sections) for _ in range(size)]
         return (found + [0] * pairs)[:pairs]
+    # interleaved: axes take turns, and where the section of axis 1 or 2 has ended, axis 0 follows
     found = [0] * pairs
     for axis in (1, 2):
         for i in range(axis, min(pairs, 3 * sections[axis]), 3):
@@ -374,6 +399,7 @@ def placed(positions: Any, wrong: Wrong, rope: Rope) -> list[Any]:
         case "axes_reversed":
             return axes[::-1]
         case "overrun":
+            # one id for each stream and axis, read as one for each token; 0 beyond the end
             ids = [axes[a][b][0] for b in range(batch) for a in range(count)]
             ids += [0] * (batch * tokens * count)
             read = lambda a, b, i: ids[(b * tokens + i) * count + a]  # noqa: E731
@@ -381,6 +407,7 @@ def placed(positions: Any, wrong: Wrong, rope: Rope) -> list[Any]:
                 [[read(a, b, i) for i in range(tokens)] for b in range(batch)] for a in range(count)
             ]
         case "transposed":
+            # ids of a stream are axes x tokens, read as tokens x axes
             flat = [
                 [axes[a][b][i] for a in range(count) for i in range(tokens)] for b in range(batch)
             ]
@@ -410,36 +437,40 @@ def placed(positions: Any, wrong: Wrong, rope: Rope) -> list[Any]:
 def tables(
     rope: Rope, positions: Any, length: int | None, wrong: Wrong | None = None
 ) -> tuple[list[Any], list[Any]]:
-    """Return cos and sin, magnitude included: [batch][tokens][pairs]."""
+    """Return cos and sin, magnitude included: [batch][tokens][pairs]. `positions` are
+    [batch][tokens] or [axes][batch][tokens]; `length` is that of the sequences.
+    """
     wrong = wrong or {}
     axes = placed(positions, wrong, rope)
-    of_pair, known = axis_of_pair(changed(rope, wrong), wrong), {}
+    of_pair = axis_of_pair(changed(rope, wrong), wrong)
+    known: dict[int | None, Numbers] = {}  # length -> frequencies
     size = magnitude(rope, wrong)
-    rounded, shown = ROUND[wrong.get("angle_dtype")], ROUND[wrong.get("table_dtype")]
-    narrow = wrong.get("angle_dtype") is not None
+    round_angle, round_table = ROUND[wrong.get("angle_dtype")], ROUND[wrong.get("table_dtype")]
+    narrow = wrong.get("angle_dtype") is not None  # then frequencies are rounded too
 
-    def at(p: Any) -> tuple[Numbers, Numbers]:
+    def of_token(p: Any) -> tuple[Numbers, Numbers]:
+        """Return cos and sin [pairs] of a token with the position p[axis] on each axis."""
         reached = p[0] + 1 if wrong.get("factors") == "per_position" else length
         if reached not in known:
             known[reached] = frequencies(rope, reached, wrong)
             if narrow:
-                known[reached] = [rounded(w) for w in known[reached]]
+                known[reached] = [round_angle(w) for w in known[reached]]
         angles = [
-            rounded(w * p[axis if len(p) > 1 else 0])
+            round_angle(w * p[axis if len(p) > 1 else 0])
             for w, axis in zip(known[reached], of_pair, strict=False)
         ]
         if wrong.get("table") == "swapped":
-            return [shown(size * math.sin(a)) for a in angles], [
-                shown(size * math.cos(a)) for a in angles
+            return [round_table(size * math.sin(a)) for a in angles], [
+                round_table(size * math.cos(a)) for a in angles
             ]
         sign = -1 if wrong.get("sin") == "negated" else 1
         return (
-            [shown(size * math.cos(a)) for a in angles],
-            [shown(sign * size * math.sin(a)) for a in angles],
+            [round_table(size * math.cos(a)) for a in angles],
+            [round_table(sign * size * math.sin(a)) for a in angles],
         )
 
     rows = [
-        [at([axis[b][i] for axis in axes]) for i in range(len(axes[0][0]))]
+        [of_token([axis[b][i] for axis in axes]) for i in range(len(axes[0][0]))]
         for b in range(len(axes[0]))
     ]
     return [[c for c, _ in row] for row in rows], [[s for _, s in row] for row in rows]
@@ -459,19 +490,25 @@ def rotate(x: Any, cos: Any, sin: Any, rope: Rope, wrong: Wrong | None = None) -
     shown = changed(rope, wrong)
     pairs, start = shown["rotary_dim"] // 2, shown["rotary_start"]
     size = magnitude(rope, wrong)
+    # a mistake: cos and sin are laid out along the head as in the other layout
     other = wrong.get("table_order") == "other"
     half = shown["layout"] == "half"
 
     def entry(dim: int) -> int:
+        """Return the index in the tables of the cos and sin that a dimension is multiplied by."""
         i = dim - start
         return i % pairs if half != other else i // 2
 
+    # pairs that a mistake adds have no entry in the tables and are not rotated
     known = min(len(line) for row in cos for line in row)
+    # (dimension, dimension, the entry of the first in the tables, that of the second)
     of_pairs = [(a, b, entry(a), entry(b)) for a, b in places_of(shown)]
     of_pairs = [each for each in of_pairs if max(each[2:]) < known]
+    # the factor on the dimensions that do not rotate
     rest = {"zeros": 0.0, "scaled": size}.get(wrong.get("rest", ""), 1.0)
 
-    def one(token: Numbers, c: Numbers, s: Numbers) -> Numbers:
+    def rotated(token: Numbers, c: Numbers, s: Numbers) -> Numbers:
+        """Return the vector of a token, rotated by cos and sin [pairs]."""
         out = [rest * value for value in token]
         for a, b, i, j in of_pairs:
             x, y = token[a], token[b]
@@ -479,12 +516,13 @@ def rotate(x: Any, cos: Any, sin: Any, rope: Rope, wrong: Wrong | None = None) -
         return out
 
     def row(heads: Any, b: int) -> Any:
+        """Return the row `b` of the batch, [heads][tokens][dims], rotated."""
         if b > 0 and wrong.get("rows") == "zeros":
             return [[[0.0] * len(token) for token in head] for head in heads]
         if b > 0 and wrong.get("rows") == "unrotated":
             return heads
         return [
-            [one(token, c, s) for token, c, s in zip(head, cos[b], sin[b], strict=True)]
+            [rotated(token, c, s) for token, c, s in zip(head, cos[b], sin[b], strict=True)]
             for head in heads
         ]
 
@@ -494,11 +532,15 @@ def rotate(x: Any, cos: Any, sin: Any, rope: Rope, wrong: Wrong | None = None) -
 def attention(
     rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None
 ) -> list[list[list[Numbers]]]:
-    """Return causal attention inside each document: [batch][heads][tokens][value dims]."""
+    """Return causal attention inside each document: [batch][heads][tokens][value dims].
+
+    given  q, k, v [batch][heads][tokens][dims], where k and v may have fewer heads than q;
+           positions and document indices [batch][tokens]
+    """
     wrong = wrong or {}
     positions, documents = given["positions"], given["documents"]
     if rope["axes"] is not None:
-        positions = [positions] * 3
+        positions = [positions] * 3  # a token of text has the same position on every axis
     if wrong.get("documents") == "continued":
         positions = [list(range(len(line))) for line in documents]
         positions = [positions] * 3 if rope["axes"] is not None else positions
@@ -507,7 +549,7 @@ def attention(
     v, scale = given["v"], softmax_scale(rope, wrong)
     out = []
     for b, heads in enumerate(q):
-        group = len(heads) // len(k[b])
+        group = len(heads) // len(k[b])  # how many heads of q share one of k and v
         out.append(
             [
                 _attend(head, k[b][h // group], v[b][h // group], documents[b], scale, wrong)
@@ -522,9 +564,12 @@ def _attend(
 ) -> list[Numbers]:
     """Return the causal attention of one head within each document, [tokens][value dims]; `wrong`
     may change which keys a query sees.
+
+    documents  the document index of each token
+    scale      the factor on q.k before the softmax
     """
     out, count = [], len(q)
-    shard = -(-count // 2)
+    shard = -(-count // 2)  # tokens of the first of two ranks: half of them, rounded up
     for i, query in enumerate(q):
         seen = range(count) if wrong.get("causal") == "no" else range(i + 1)
         match wrong.get("documents"):
@@ -550,11 +595,13 @@ def _attend(
 
 
 def moved(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -> list[Any]:
-    """Return cached keys, rotated from their old to their new positions; the magnitude, which they
-    have already, is not applied again.
+    """Return cached keys [batch][heads][tokens][dims], rotated from their old to their new
+    positions; the magnitude, which they have already, is not applied again.
+
+    given  k, and the positions old and new [batch][tokens]
     """
     wrong = wrong or {}
-    pairs_of = zip(given["old"], given["new"], strict=True)
+    rows = zip(given["old"], given["new"], strict=True)
     kind = wrong.get("move")
     if kind == "unchanged":
         return given["k"]
@@ -562,16 +609,20 @@ def moved(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -> l
         steps = given["new"]
     else:
         sign = -1 if kind == "negated" else 1
-        steps = [[sign * (b - a) for a, b in zip(*both, strict=True)] for both in pairs_of]
+        steps = [[sign * (b - a) for a, b in zip(*row, strict=True)] for row in rows]
     if kind == "first":
         steps = [[line[0]] * len(line) for line in steps]
+    # without the magnitude, except where applying it once more is the mistake
     unit = wrong if kind == "magnitude" else {**wrong, "magnitude": "none"}
     cos, sin = tables(rope, steps, length=None, wrong=unit)
     return rotate(given["k"], cos, sin, rope, unit)
 
 
 def permuted(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -> list[Any]:
-    """Return the rows of a projection of q or k, permuted from the interleaved to the half layout."""
+    """Return the rows of a projection of q or k, permuted from the interleaved to the half layout.
+
+    given  the weight [rows][columns], and the number of its heads
+    """
     kind = (wrong or {}).get("permute")
     rows, heads = given["weight"], given["heads"]
     if kind == "other_heads":
@@ -580,8 +631,9 @@ def permuted(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -
     start, d = rope["rotary_start"], rope["rotary_dim"]
     if kind in ("whole", "other_heads"):
         start, d = 0, head_dim
-    order = list(range(head_dim))
+    order = list(range(head_dim))  # for each row of a head, the row that it is taken from
     order[start : start + d] = [*range(start, start + d, 2), *range(start + 1, start + d, 2)]
+    # how often the rows are permuted
     times = {"missing": 0, "twice": 2}.get(kind or "", 1)
     if kind == "inverse":
         order = [order.index(i) for i in range(head_dim)]
@@ -593,11 +645,17 @@ def permuted(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -
 def grid_positions(
     config: Mapping[str, Any], segments: list[Any], wrong: Wrong | None = None
 ) -> list[list[int]]:
-    """Return the coordinates [time, height, width][tokens] of text, images and videos."""
+    """Return the coordinates [time, height, width][tokens] of text, images and videos.
+
+    segments  one after the other: {"text": number of tokens}, or {"image" or "video": [frames,
+              rows, columns]} in patches, with the "seconds" from a frame of a video to the next
+
+    spatial_merge_size x spatial_merge_size patches of a frame become one token.
+    """
     kind = (wrong or {}).get("video")
     merge, rate = config["spatial_merge_size"], config["tokens_per_second"]
     rows: list[list[int]] = [[], [], []]
-    start = 0
+    start = 0  # of the segment: larger by 1 than the largest coordinate so far
     for segment in segments:
         if "text" in segment:
             for axis in rows:

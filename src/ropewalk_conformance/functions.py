@@ -1,8 +1,13 @@
 """The functions that a project can give: how each is called, read and compared.
 
-A kind of function turns a case of the vectors into arguments, reads the result as plain numbers,
-and gives the expected numbers, the allowed errors and the numbers that code with a mistake would
-return.
+For a kind of function, `arguments` turns a case of the vectors into arguments, and `readings` reads
+the result as flat lists of plain numbers. `expected` gives the right numbers, `allowed` how far
+each may be off, `predicted` the numbers that code with a mistake would return, `probe` the first of
+these, and `label` the name of a number in words.
+
+In these methods, `make` makes an array from lists and the name of a type; `wrong` are the switches
+of a mistake (see `definition`); `tolerance` is that of the group of the case; `dtype` is the type
+of the given vectors, in `allowed` the coarser of this and the result's.
 """
 
 from __future__ import annotations
@@ -57,7 +62,10 @@ OF_VECTOR = OF_TABLE | frozenset(
 
 
 def rope_of(case: Case, wrong: Wrong) -> definition.Rope | None:
-    """Return the rope that a mistake starts from; None where there is no such rope."""
+    """Return the rope that a mistake starts from: the one that the mistake itself holds, the one of
+    the call before, that of another part of the model, or that of the case. None if the case has no
+    such call or part.
+    """
     if isinstance(wrong.get("rope"), dict):
         return wrong["rope"]
     if wrong.get("rope") == "before":
@@ -116,7 +124,9 @@ class Kind:
 
 
 def keywords(case: Case) -> dict[str, Any]:
-    """Return the keywords of a case that every function may take."""
+    """Return the keywords of a case that every function may take: its rope and, if the case has
+    them, the part of the model and the length of the sequences.
+    """
     found = {"rope": copy.deepcopy(case["rope"])}
     return found | {name: case[name] for name in ("part", "length") if name in case}
 
@@ -132,11 +142,15 @@ class InvFreq(Kind):
         return [copy.deepcopy(case["config"])], keywords(case)
 
     def readings(self, case: Case, result: Any) -> list[Numbers]:
+        """Return the frequencies and, if it was returned, the magnitude; also with zeros for the
+        pairs that may have been left out.
+        """
         factor: Numbers = []
         if isinstance(result, tuple) and len(result) == 2:
             result, factor = result[0], flat(to_lists(result[1]))
-        found = next(row for row in rows(to_lists(result)) if row)
+        found = next(row for row in rows(to_lists(result)) if row)  # those of the first sequence
         found = [float(value) for value in found]
+        # without the magnitude, which is the last of the expected numbers
         pairs, half = len(self.expected(case)) - 1, len(found) // 2
         if len(found) == 2 * pairs and len(found) > 2:  # repeated for both dimensions of each pair
             if found[:half] == found[half:]:
@@ -160,6 +174,7 @@ class InvFreq(Kind):
         return [*found, definition.magnitude(rope, wrong)]
 
     def allowed(self, case: Case, tolerance: Case, dtype: str) -> Numbers:
+        # 1e-30: a frequency may also be 0
         return [tolerance["relative"] * abs(value) + 1e-30 for value in self.expected(case)]
 
     def label(self, case: Case, index: int) -> str:
@@ -189,17 +204,21 @@ class CosSin(Kind):
         return [copy.deepcopy(case["config"]), positions], keywords(case)
 
     def readings(self, case: Case, result: Any) -> list[Numbers]:
+        """Return cos and then sin of every token, one value for each pair; also with cos 1 and sin
+        0 for the pairs that may have been left out.
+        """
         lists = to_lists(result)
         if isinstance(result, tuple | list) and len(lists) == 2:
             cos, sin = rows(lists[0]), rows(lists[1])
         else:
-            both = rows(lists)
-            cos = [[complex(z).real for z in row] for row in both]
-            sin = [[complex(z).imag for z in row] for row in both]
+            complex_rows = rows(lists)
+            cos = [[complex(z).real for z in row] for row in complex_rows]
+            sin = [[complex(z).imag for z in row] for row in complex_rows]
         if len(cos) != len(sin):
             rule = "must return cos and sin of the same shape"
             raise RopeError("cos_sin", rule, f"{len(cos)} rows of cos and {len(sin)} of sin")
-        count = len(flat(case["cos"])) // len(case["cos"][0][0])
+        count = len(flat(case["cos"])) // len(case["cos"][0][0])  # batch x tokens
+        # one table for all rows of the batch
         if len(cos) < count and count % len(cos) == 0:
             cos, sin = cos * (count // len(cos)), sin * (count // len(sin))
         pairs = len(case["cos"][0][0])
@@ -235,8 +254,8 @@ class CosSin(Kind):
 
 
 def _one_per_pair(cos: Numbers, sin: Numbers, pairs: int) -> tuple[Numbers, Numbers]:
-    """Return cos and sin of one row with one value for each pair; the given ones may have one for
-    each dimension, in either layout.
+    """Return cos and sin of one token with one value for each of `pairs` pairs; the given ones may
+    have one for each dimension, in either layout, or be fewer.
     """
 
     def near(a: Numbers, b: Numbers) -> bool:
@@ -268,10 +287,12 @@ def angles(case: Case) -> list[list[Numbers]]:
 
 
 def _length(case: Case) -> int:
+    """Return the length of the sequences of a case: its largest position + 1."""
     return 1 + int(max(flat(case["positions"])))
 
 
 def _position(case: Case, row: int, token: int) -> Any:
+    """Return the position of a token; with several axes, a tuple of the coordinates."""
     found = [axis[row][token] for axis in definition.with_axes(case["positions"])]
     return found[0] if len(found) == 1 else tuple(found)
 
@@ -292,6 +313,7 @@ class Rotate(Kind):
         return [copy.deepcopy(case["config"]), *arrays, positions], keywords(case) | scales
 
     def readings(self, case: Case, result: Any) -> list[Numbers]:
+        """Return q and then k; for an interleaved rope also as if they were in the half layout."""
         lists = to_lists(result)
         if not isinstance(result, tuple | list) or len(lists) != 2:
             raise RopeError("rotate", "must return q and k", type(result).__name__)
@@ -306,7 +328,7 @@ class Rotate(Kind):
         return flat([case["rotation"][f"{name}_expected"] for name in "qk"])
 
     def probe(self, case: Case, wrong: Wrong) -> Numbers:
-        # the first head of the first row of q
+        """Return the numbers of the first head of the first row of q."""
         rope, given = rope_of(case, wrong), case["rotation"]
         if rope is None or rope["head_dim"] != case["rope"]["head_dim"]:
             return []
@@ -334,9 +356,9 @@ class Rotate(Kind):
                 scales = scales[::-1]
         for name, scale in zip("qk", scales, strict=True):
             x = given[name]
-            if wrong.get("only", name) == name:
+            if wrong.get("only", name) == name:  # else it is not rotated
                 switches = wrong
-                if wrong.get("only_magnitude", name) != name:
+                if wrong.get("only_magnitude", name) != name:  # the other one has the magnitude
                     switches = {**wrong, "magnitude": "none"}
                     tables = definition.tables(rope, case["positions"], _length(case), switches)
                     x = definition.rotate(x, *tables, rope, switches)
@@ -354,6 +376,7 @@ class Rotate(Kind):
             scale = given.get(f"{name}_scale", 1.0)
             for heads, row in zip(given[name], angles_by_row, strict=True):
                 lines = [[scale * error] * rope["head_dim"] for _ in row]
+                # a dimension that rotates is a sum of two products with cos and sin
                 for line, angle in zip(lines, row, strict=True):
                     for (a, b), radians in zip(definition.places_of(rope), angle, strict=True):
                         line[a] = line[b] = (
@@ -376,8 +399,8 @@ class Rotate(Kind):
 
 
 def _interleaved(numbers: Numbers, rope: definition.Rope) -> Numbers:
-    """Return the numbers of heads in the half layout, with their rotated slice in the interleaved
-    one.
+    """Return vectors of heads, one after the other, with their rotated slice in the interleaved
+    layout; those given have it in the half layout.
     """
     width, start, d = rope["head_dim"], rope["rotary_start"], rope["rotary_dim"]
     order = list(range(width))
@@ -460,6 +483,7 @@ class Move(Kind):
     def allowed(self, case: Case, tolerance: Case, dtype: str) -> Numbers:
         given, rope = case["move"], case["rope"]
         radians = definition.frequencies(rope)
+        # the cases have one row with one head
         error = tolerance["absolute"] + 2 * ROUNDING.get(dtype, 0.0)
         out: Numbers = []
         for a, b in zip(given["old"][0], given["new"][0], strict=True):
@@ -527,6 +551,7 @@ class MropePositions(Kind):
         return f"{('time', 'height', 'width')[axis % 3]} of token {token}"
 
 
+#: name of a function that a project gives -> its kind
 KINDS: dict[str, Kind] = {
     "inv_freq": InvFreq(),
     "cos_sin": CosSin(),

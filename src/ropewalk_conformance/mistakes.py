@@ -39,6 +39,7 @@ class RotationMistake:
     parts: tuple[RotationMistake, ...] = ()
 
     def __add__(self, other: RotationMistake) -> RotationMistake:
+        """Return the two mistakes at once; it is tried in all groups."""
         return RotationMistake(
             f"{self.name} + {other.name}",
             self.change | other.change,
@@ -64,11 +65,13 @@ def _pairs() -> tuple[RotationMistake, ...]:
 
 
 def agree(found: Numbers, wanted: Numbers, allowed: Numbers) -> bool:
-    """Return whether every number is as near as allowed."""
+    """Return whether every number found is as near to the wanted one as allowed."""
     # a function of frequencies may leave the magnitude out, which comes last
     if len(found) not in (len(wanted), len(wanted) - 1) or not found:
         return False
-    if len(allowed) != len(wanted):  # a rope of another width
+    # a mistake made a rope of another width, whose numbers have no limits of their own: the largest
+    # limit serves for all, but at most 1e-4
+    if len(allowed) != len(wanted):
         allowed = [max(allowed)] * len(wanted) if allowed else []
         allowed = [min(limit, 1e-4) for limit in allowed]
     # a NaN is near nothing
@@ -77,7 +80,12 @@ def agree(found: Numbers, wanted: Numbers, allowed: Numbers) -> bool:
 
 @dataclass
 class EntryDifference:
-    """A result and its case: what is needed to compare it with the vectors and with mistakes."""
+    """A result and its case: what is needed to compare it with the vectors and with mistakes.
+
+    readings   the numbers of the result, once for each way in which it may be meant
+    tolerance  that of the group
+    dtype      the coarsest type of the arrays
+    """
 
     group: str
     case: Case
@@ -87,6 +95,7 @@ class EntryDifference:
     dtype: str
     #: the ropes that the function was called with before
     earlier: list[Any] = field(default_factory=list)
+    #: name of a mistake -> what `is_unaffected_by` has found
     _unaffected: dict[str, bool] = field(default_factory=dict)
 
     @cached_property
@@ -99,6 +108,7 @@ class EntryDifference:
         return self._agrees(self.kind.expected(self.case), self.allowed)
 
     def _agrees(self, wanted: Numbers, allowed: Numbers) -> bool:
+        """Return whether one of the readings agrees with the wanted numbers."""
         return any(agree(found, wanted, allowed) for found in self.readings)
 
     def fits(self, mistake: RotationMistake) -> bool:
@@ -130,7 +140,10 @@ class EntryDifference:
         """Return whether a mistake would not change this result."""
         if mistake.name not in self._unaffected:
             switches = mistake.change.keys()
+            # numbers that one of the switches cannot change do not show the mistake
             unaffected = not switches <= self.kind.depends_on
+            # a changed parameter may have the value that the rope has already; factors chosen "per
+            # position" show in tables alone
             if (
                 not unaffected
                 and switches <= PARAMETERS
@@ -178,7 +191,8 @@ class EntryDifference:
 def explain(
     differences: Sequence[EntryDifference], same: Iterable[EntryDifference]
 ) -> tuple[list[tuple[RotationMistake, list[EntryDifference]]], list[EntryDifference]]:
-    """Return few mistakes that explain the differences, and the differences that none explains.
+    """Return few mistakes that explain the differences, each with those that it explains, and the
+    differences that none explains. `same` are the results that are right.
 
     In its groups, a mistake that is limited to groups comes before all others. Then the mistake
     that explains most of the differences comes first; among equals the one that contradicts the
@@ -214,13 +228,15 @@ def explain(
 
 
 def _is_stale(mistake: RotationMistake) -> bool:
+    """Return whether the mistake is that the numbers of an earlier config return."""
     return mistake.change.get("rope") == "before"
 
 
 def _after_another(
     each: EntryDifference, differences: Sequence[EntryDifference], right: Sequence[EntryDifference]
 ) -> list[RotationMistake]:
-    """Return what may explain a result that follows a call with another config.
+    """Return what may explain the result `each`, which follows a call with another config;
+    `differences` are all results that differ, `right` those that do not.
 
     A mistake that also occurs without the other call explains it better than a stale table does.
     """

@@ -23,6 +23,7 @@ class Result:
 
     status  same, differs, raised, refused (NotImplementedError) or not run
     words   what differs, or why it was not run
+    level   required or optional: whether a difference counts as a failure
     """
 
     group: str
@@ -40,7 +41,7 @@ class Result:
 
 @dataclass
 class NamedMistake:
-    """A mistake by name, and the results that it explains."""
+    """A mistake by name, in words, how to mend it (`fix`), and the results that it explains."""
 
     mistake: str
     words: str
@@ -133,6 +134,7 @@ class Report:
 
 
 def _shortened(lines: list[str], most: int = 4) -> list[str]:
+    """Return the first `most` lines, and one that counts the others if there are more."""
     more = len(lines) - most
     return lines if more <= 0 else [*lines[:most], f"  ... and {more} more"]
 
@@ -194,7 +196,7 @@ def _mistakes(
     differing: list[tuple[Result, EntryDifference]], same: list[EntryDifference]
 ) -> list[NamedMistake]:
     """Return the mistakes that explain the differences, each with the results it explains; a
-    difference that none explains is left out.
+    difference that none explains is left out. `same` are the results that are right.
     """
     result_of = {id(difference): result for result, difference in differing}
     found, _ = explain([difference for _, difference in differing], same)
@@ -300,14 +302,17 @@ def _taken(function: Callable[..., Any]) -> set[str] | None:
 
 
 def _worst(kind: Kind, case: Case, found: Numbers, expected: Numbers, allowed: Numbers) -> str:
-    """Return in words where the found numbers differ most from the expected ones."""
+    """Return in words where the found numbers differ most from the expected ones, in units of what
+    is allowed.
+    """
+    # the magnitude, the last number of frequencies, may be left out
     if len(found) not in (len(expected), len(expected) - 1):
         return f"{len(found):,} numbers, expected {len(expected):,}"
     off = [
         (i, abs(a - b) / limit if limit else abs(a - b))
         for i, (a, b, limit) in enumerate(zip(found, expected, allowed, strict=False))
     ]
-    if any(value != value for value in found):
+    if any(value != value for value in found):  # only NaN differs from itself
         return "NaN"
     index = max(off, key=lambda each: each[1])[0]
     wrong = sum(abs(a - b) > limit for a, b, limit in zip(found, expected, allowed, strict=False))
@@ -320,6 +325,7 @@ def _worst(kind: Kind, case: Case, found: Numbers, expected: Numbers, allowed: N
 
 
 def _line(error: BaseException) -> str:
+    """Return the text of an error on one line, at most 200 characters."""
     return shown(" ".join(str(error).split())[:200])
 
 

@@ -16,8 +16,8 @@ Numbers = Sequence[float] | np.ndarray
 
 
 def radians(spec: RopeSpec, length: int | None = None) -> np.ndarray:
-    """Return the frequency of every pair, [pairs]; `length` is the sequence length, which some
-    scalings depend on.
+    """Return the frequency of every pair [pairs], in radians per position; `length` is the sequence
+    length, which some scalings depend on.
     """
     return np.array(analysis.radians(spec, length))
 
@@ -59,7 +59,8 @@ def true_angles(radians: Numbers, positions: Iterable[int]) -> np.ndarray:
 
 def finite(field: str, values: object, *, ndim: int | None = None, least: int = 0) -> np.ndarray:
     """Return `values` as a float64 array; raise an error unless they are finite numbers with `ndim`
-    dimensions (None: any number of them) and at least `least` entries along the first.
+    dimensions (None: any number of them) and at least `least` entries along the first. `field` is
+    what the error names.
     """
     try:
         found = np.asarray(values)

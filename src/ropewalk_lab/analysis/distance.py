@@ -21,7 +21,7 @@ def phasors(radians: Numbers, positions: Numbers) -> np.ndarray:
 
 
 def _frequencies(radians: Numbers) -> np.ndarray:
-    """Return the frequencies of one or more pairs as an array."""
+    """Return the frequencies of one or more pairs as an array [pairs]; otherwise raise an error."""
     return finite("radians", radians, ndim=1, least=1)
 
 
@@ -39,8 +39,8 @@ def pairs_of(x: np.ndarray, field: str = "x") -> np.ndarray:
 def pairs_for(
     q: np.ndarray, k: np.ndarray, radians: Numbers | None, ndim: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pairs of q and of k, which must have `ndim` dimensions and a pair for each
-    frequency.
+    """Return the pairs of q and of k as complex numbers, as `pairs_of` does. q and k must have
+    `ndim` axes and equally many dimensions, two for each frequency if `radians` are given.
     """
     q_pairs, k_pairs = (
         pairs_of(finite(name, x, ndim=ndim), name) for name, x in (("q", q), ("k", k))
@@ -73,7 +73,8 @@ def decay(radians: Numbers, distances: Numbers) -> np.ndarray:
 
 def abel_bound(q: np.ndarray, k: np.ndarray, radians: Numbers, distances: Numbers) -> np.ndarray:
     """Return a bound on |<R_m q, R_n k>| for each distance m - n, by Abel summation: max_i |h_{i+1}
-    - h_i| * sum_j |S_j|, where h_i = q_i conj(k_i), and 0 after the last pair.
+    - h_i| * sum_j |S_j|, where h_i = q_i conj(k_i), and 0 after the last pair; S_j is the sum of
+    the phasors of the first j pairs.
     """
     q_pairs, k_pairs = pairs_for(q, k, radians)
     products = np.append(q_pairs * k_pairs.conj(), 0)
@@ -105,7 +106,9 @@ def similarity_matrix(radians: Numbers, positions: Numbers) -> np.ndarray:
 
 
 def score_matrix(q: np.ndarray, k: np.ndarray, radians: Numbers, positions: Numbers) -> np.ndarray:
-    """Return <R_m q, R_n k> for every two positions: [positions, positions]."""
+    """Return <R_m q, R_n k> for every two of `positions`, m for the rows and n for the columns:
+    [positions, positions]; q and k are [d].
+    """
     q_pairs, k_pairs = pairs_for(q, k, radians)
     rotated = phasors(radians, positions)
     return np.real((rotated * q_pairs) @ (rotated * k_pairs).conj().T)

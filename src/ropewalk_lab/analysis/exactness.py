@@ -26,8 +26,8 @@ from ropewalk_lab.analysis.arrays import finite, true_angles
 def _with_precision(
     precision: str, spec: RopeSpec, positions: Tensor, length: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [positions, pairs] of a spec with one of our precisions, without the
-    magnitude.
+    """Return cos and sin [positions, pairs] of a spec at positions [positions], with one of our
+    precisions (a name of PRECISIONS), without the magnitude.
     """
     if spec.num_axes > 1:
         positions = positions.expand(spec.num_axes, -1)
@@ -39,7 +39,9 @@ def _with_precision(
 def _bfloat16_positions(
     spec: RopeSpec, positions: Tensor, length: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of float32 angles from positions that were rounded to bfloat16."""
+    """Return cos and sin [positions, pairs] of float32 angles from positions that were rounded to
+    bfloat16.
+    """
     radians = ladder(spec.with_(precision="hf"), length).radians.to(torch.float32)
     angles = positions.to(torch.bfloat16).to(torch.float32)[:, None] * radians
     return angles.cos(), angles.sin()
@@ -56,7 +58,7 @@ def _cast_table(
 
 
 #: methods to compute cos and sin: our precision policies and the tables of other engines; "hf" is
-#: the float32 angle of most engines
+#: the float32 angle of most engines. Each is a function of (spec, positions, length)
 MEASURED: dict[str, Callable[[RopeSpec, Tensor, int | None], tuple[Tensor, Tensor]]] = {
     **{precision: partial(_with_precision, precision) for precision in PRECISIONS},
     "float16 table": partial(_cast_table, torch.float16),
@@ -83,6 +85,7 @@ def error_curves(
     ends = finite("positions", positions, ndim=1)
     if (ends % 1).any():
         raise RopeError("positions", "must be whole numbers", float(ends[ends % 1 != 0][0]))
+    # from the integers that were given: float64 has no odd ones beyond 2^53
     ends = np.asarray(positions).astype(np.int64)
     if (ends < 0).any():
         raise RopeError("positions", "must be at least 0", int(ends.min()))
@@ -90,7 +93,7 @@ def error_curves(
     if length is not None:
         integer("length", length, low=0)
     window = ends[:, None] - np.arange(width)  # [positions, width]
-    window = np.maximum(window, 0)
+    window = np.maximum(window, 0)  # there are no negative positions
     if spec.precision == "exact" and not spec.needs_length:
         radians = spec.ladder_frequencies().digits
     else:

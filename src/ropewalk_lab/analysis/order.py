@@ -20,8 +20,8 @@ from ropewalk_lab.analysis.distance import pairs_for, phasors
 def attend(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, radians: Numbers | None = None
 ) -> np.ndarray:
-    """Return bidirectional softmax attention of q, k, v [tokens, d]; q and k are rotated at
-    positions 0, 1, 2 ... if `radians` are given.
+    """Return bidirectional softmax attention [tokens, d] of q, k, v [tokens, d]; q and k are
+    rotated at positions 0, 1, 2 ... if `radians` are given.
     """
     q_pairs, k_pairs = pairs_for(q, k, radians, ndim=2)
     v = finite("v", v, ndim=2)
@@ -63,7 +63,7 @@ def permutation_gap(
 @dataclass(frozen=True, eq=False)
 class EntryComparison:
     """A query and a key at a fixed distance, shifted together: their score and the query's norm at
-    each shift, with an encoding that is added and with one that rotates.
+    each shift, with an encoding that is added and with one that rotates. All are [shifts].
     """
 
     added_score: np.ndarray
@@ -85,6 +85,7 @@ def compare_entries(
     shifts = finite("shifts", shifts, ndim=1)
     k_phasors = phasors(radians, shifts)
     q_phasors = phasors(radians, shifts + number("distance", distance))
+    # a sinusoidal encoding has the pairs (cos, sin), which are the phasors
     added_q, added_k = q_pairs + q_phasors, k_pairs + k_phasors
     rotated_q, rotated_k = q_pairs * q_phasors, k_pairs * k_phasors
     score = lambda left, right: np.real((left * right.conj()).sum(axis=-1))  # noqa: E731
@@ -95,8 +96,8 @@ def compare_entries(
 
 
 def query_path(spec: RopeSpec, positions: Numbers, length: int | None = None) -> np.ndarray:
-    """Return the query pair (1, 0) rotated to each position, with magnitude and growth: complex
-    [positions, pairs].
+    """Return the query pair (1, 0) rotated at each position, with magnitude and growth: complex
+    [positions, pairs]. `length` is the sequence length, which some scalings depend on.
     """
     path = phasors(radians_of(spec, length), positions)
     frequencies = spec.with_(precision="exact").ladder_frequencies(length)

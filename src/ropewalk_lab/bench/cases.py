@@ -46,8 +46,12 @@ VARIANTS = ("plain", "packed", "mrope", "partial")
 
 @dataclass(frozen=True, eq=False)
 class BenchCase:
-    """Query, key and positions of one shape; `order` is the memory order of the axes, "bshd" or
-    "bhsd".
+    """Query, key and positions of one shape.
+
+    order               the axes of q and k: "bshd" is [B, S, H, D], "bhsd" is [B, H, S, D]
+    seq_dim, head_axis  the axes of the tokens and of the heads
+    decode              whether each batch row has one token
+    bytes               of q and k together
     """
 
     name: str
@@ -95,7 +99,9 @@ def make_case(
     """Return a case with random q and k of a shape of SHAPES; a decode shape (one token per batch
     row) has random positions.
 
-    `order` is the memory order of the axes, "bshd" or "bhsd"; `variant` one of VARIANTS.
+    dtype    None: that of the shape
+    order    of the axes, "bshd" or "bhsd"
+    variant  one of VARIANTS
     """
     batch, seq, q_heads, k_heads, head_dim, default_dtype = SHAPES[name]
     generator = torch.Generator(device).manual_seed(seed)
@@ -126,9 +132,10 @@ def make_case(
 
 def definition(x: Tensor, positions: Tensor, case: BenchCase) -> Tensor:
     """Return x rotated in float64, with cos and sin computed directly from position times
-    frequency.
+    frequency. `positions` are those of the rows of x, [B, S] or [axes, B, S].
     """
     pairs = case.spec.pairs
+    # the base of every case is the default
     radians = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs)
     of_pairs = (
         positions[..., None]

@@ -15,6 +15,7 @@ from ropewalk_lab.bench.tables import mean_percent
 DPI = 200
 #: bars of the CPU chart are cut off at this height, with their number on top
 MOST_COPIES = 16
+#: memory order -> its words in a chart
 ORDERS = {
     "bshd": "tokens, then heads",
     "bhsd": "heads, then tokens",
@@ -43,6 +44,7 @@ def gpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
     contenders = ("ropewalk", "liger-kernel", "transformers, compiled", "transformers, eager")
     colours = ("#0072B2", "#E69F00", "#56B4E9", "#999999")
     percents = mean_percent(rows)
+    # the cases that one of the four was timed in
     timed = {(shape, order) for contender, shape, order, _ in percents if contender in contenders}
     cases = [(shape, order) for order in ("bshd", "bhsd") for shape in SHAPES]
     cases = [case for case in cases if case in timed]
@@ -148,6 +150,7 @@ def projection_chart(rows: list[dict[str, Any]], path: Path) -> None:
     added = {(row["way"], row["rows"]): row["over_percent"] for row in rows}
     for way, (colour, replaced) in ways.items():
         heights = [added.get((way, count), math.nan) for count in counts]
+        # no limit (inf) if the way replaces nothing; NaN interrupts the line
         limits = [added.get((replaced, count), math.inf) for count in counts]
         drawn = [
             height if height < limit else math.nan

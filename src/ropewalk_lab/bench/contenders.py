@@ -20,6 +20,7 @@ from ropewalk.rope import Rope
 from ropewalk.rotation import rotate_half
 from ropewalk_lab.bench.cases import TOLERANCE, BenchCase, rms_error
 
+#: q and k after the rotation
 Rotated = tuple[Tensor, Tensor]
 Call = Callable[[Tensor, Tensor], Rotated]
 
@@ -28,7 +29,7 @@ def ropewalk(
     case: BenchCase, *, explicit: bool = False, inplace: bool = False, backend: str | None = None
 ) -> Call:
     """Return a function that runs `rope(q, k)`, with positions if `explicit` or in a decode step,
-    otherwise at 0, 1, 2, ...
+    otherwise at 0, 1, 2, ...; `inplace` and `backend` are options of `Rope`.
     """
     rope, seq_dim, positions = Rope(case.spec, backend=backend), case.seq_dim, case.positions
     if explicit or case.decode:
@@ -46,8 +47,8 @@ def ropewalk_interleaved(case: BenchCase) -> Call:
 
 
 def hf_tables(case: BenchCase) -> tuple[Tensor, Tensor]:
-    """Return cos and sin as transformers computes them: float32 angles, cast to the model's dtype,
-    every entry stored twice.
+    """Return cos and sin [B, S, head_dim] with an axis of 1 for the heads, as transformers computes
+    them: float32 angles, cast to the model's dtype, every entry stored twice.
     """
     pairs = case.q.shape[-1] // 2
     inv_freq = 1.0 / (
@@ -145,7 +146,9 @@ CONTENDERS: dict[str, Callable[[BenchCase], Call]] = {
     "rotary-embedding-torch": lucidrains,
     "liger-kernel": liger,
 }
+#: contenders whose pairs are neighbours; the others have the half layout
 INTERLEAVED = ("ropewalk, interleaved", "complex product", "rotary-embedding-torch")
+#: contender -> the module of another library that it needs
 MODULES = {"rotary-embedding-torch": "rotary_embedding_torch", "liger-kernel": "liger_kernel"}
 
 
@@ -174,6 +177,7 @@ def agrees(name: str, call: Call, case: BenchCase) -> tuple[bool, float]:
     """
 
     def relayout(x: Tensor, source: str, target: str) -> Tensor:
+        """Return x with its pairs moved from the layout `source` to `target`."""
         return x if source == target else join_pairs(*split_pairs(x, source), target)
 
     layout = "interleaved" if name in INTERLEAVED else "half"  # the definition uses the half layout

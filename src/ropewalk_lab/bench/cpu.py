@@ -74,7 +74,7 @@ def alternating_times(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch's CPU operations in one thread."""
+    """Context manager: torch's CPU operations run in one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -103,8 +103,8 @@ def measure(
     contenders: tuple[str, ...] = tuple(CONTENDERS),
     rounds: int = ROUNDS,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of each shape, order of dimensions, dtype and contender: one for each timed
-    pass, or one with the reason why the contender cannot be timed.
+    """Yield the rows of each shape of `names`, order of dimensions, dtype and contender: one for
+    each timed pass, or one with the reason why the contender cannot be timed.
     """
     with one_thread():
         for name in names:
@@ -207,8 +207,13 @@ def _row(
     error: float,
     peak: int,
 ) -> dict[str, Any]:
-    """Return one row: microseconds of the contender (`us`) and of a copy, relative rms error, and
-    peak memory in bytes.
+    """Return one row.
+
+    common     the fields of the case
+    pass_name  "forward" or "forward+backward"
+    us, copy   microseconds of the contender and of a copy
+    error      relative rms error
+    peak       peak memory in bytes
     """
     measured = {
         "us": round(us, 2),

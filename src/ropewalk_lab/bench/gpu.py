@@ -37,8 +37,8 @@ REPLAYS = 25
 
 def captured(calls: list[Callable[[], Any]]) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
     """Return a CUDA graph of all calls, ready to be timed, and their results."""
-    # the first two calls also run outside the graph, on another stream as CUDA graphs require: they
-    # compile kernels and build tables
+    # the first two calls also run outside the graph, on another stream as CUDA graphs require:
+    # kernels are compiled and tables built there
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -57,8 +57,8 @@ def captured(calls: list[Callable[[], Any]]) -> tuple[torch.cuda.CUDAGraph, list
 
 
 def replayed_us(graph: torch.cuda.CUDAGraph, calls: int) -> float:
-    """Return the mean microseconds of a call, from one replay of a graph that contains `calls`
-    calls.
+    """Return the mean microseconds of a call, from one replay of a graph; `calls` is how many calls
+    the graph contains.
     """
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
@@ -110,6 +110,7 @@ def ceiling_us(sets: list[BenchCase], passes: int = 1) -> float:
     """Return the microseconds of `passes` flat copies of q and k (`sets`: copies of a case): close
     to the fastest rotation.
     """
+    # two rows for each case: the target and the source of its copy
     buffers = [torch.empty(2, case.bytes, dtype=torch.uint8, device="cuda") for case in sets]
     return passes * replay_us([partial(target.copy_, source) for source, target in buffers])
 
@@ -131,7 +132,9 @@ def backward_calls(call: Call, sets: list[BenchCase]) -> list[Callable[[], Any]]
 def measure(
     names: tuple[str, ...] = tuple(SHAPES), contenders: tuple[str, ...] = tuple(CONTENDERS)
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of each shape of `names`, memory order and contender."""
+    """Yield the rows of each shape of `names`, memory order and contender; a decode step has one
+    order alone.
+    """
     for name in names:
         for order in ("bshd",) if name in DECODE else ("bshd", "bhsd"):
             sets = copies(make_case(name, order, "cuda"))  # so many that they exceed the L2 cache
@@ -148,7 +151,10 @@ def measure(
 
 def rows_of(contender: str, sets: list[BenchCase], row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a row for each timed pass of a contender; the first pass that cannot be timed ends them
-    with a row that has the reason. `sets` are copies of one case.
+    with a row that has the reason.
+
+    sets  copies of one case
+    row   the fields of the case, which every row has
     """
     case, row = sets[0], {**row, "contender": contender}
     if reason := why_not(contender, case):

@@ -29,6 +29,10 @@ def read(path: Path) -> list[Row]:
 def run_script(about: str | None, measures: dict[str, Callable[[], Iterable[Row]]]) -> None:
     """Run a script of `benchmarks/`: call measures[device], a function that yields rows, print them
     and write them to --out.
+
+    about     the description in the script's --help
+    measures  "cuda" or "cpu" -> the function; the device is that of --device, by default a GPU if
+              there is one
     """
     parser = argparse.ArgumentParser(description=about)
     gpu_by_default = "cuda" in measures and (torch.cuda.is_available() or "cpu" not in measures)

@@ -1,4 +1,7 @@
-"""Markdown tables of docs/benchmarks*.md, made from the rows in `results/`."""
+"""Markdown tables of docs/benchmarks*.md, made from the rows in `results/`.
+
+Rows of later runs come later in a file, so a dict of rows by case has the latest row of each.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from statistics import quantiles
 from ropewalk_lab.bench.cases import GROUPS
 from ropewalk_lab.bench.rows import Row
 
+#: the orders of the axes of q and k: [B, S, H, D] and [B, H, S, D]
 BOTH_ORDERS = ("bshd", "bhsd")
 
 
@@ -24,7 +28,7 @@ def mean_percent(rows: list[Row]) -> dict[tuple[str, str, str, str], float]:
 
 def gpu_table(rows: list[Row]) -> str:
     """Return a table of speeds in per cent of one flat copy, forward / forward+backward, as the
-    mean of all runs.
+    mean of all runs, for four shapes of `cases.SHAPES` in both orders.
     """
     cases = [(shape, order) for order in BOTH_ORDERS for shape in "ADEF"]
     percents = mean_percent(rows)
@@ -126,7 +130,6 @@ def attention_table(rows: list[Row]) -> str:
     """Return a table of the times of softmax attention, with and without rotation, and of linear
     attention: for each shape, contender and pass the latest row, with a comparison.
     """
-    # a later row replaces an earlier one
     latest = {
         (r["shape"], r["contender"], r["pass"]): r
         for r in rows
@@ -157,7 +160,7 @@ def qkv_table(rows: list[Row]) -> str:
     """Return a table of the time of the QKV product by number of tokens, and what every way to
     rotate adds to it.
     """
-    rows = [r for r in rows if r["what"] == "qkv"]
+    rows = [r for r in rows if r["what"] == "qkv"]  # their field "rows" is the number of tokens
     timed = {(r["way"], r["rows"]): r for r in rows}
     ways, counts = (
         list(dict.fromkeys(r["way"] for r in rows)),
@@ -167,6 +170,7 @@ def qkv_table(rows: list[Row]) -> str:
     def cell(way: str, count: int) -> str:
         return f"{timed[way, count]['over_percent']:+.1f} %" if (way, count) in timed else "-"
 
+    # the rows of all ways have the same time of the product
     lines = [
         [f"{n:,}", f"{timed[ways[0], n]['product_us']:.1f} us", *(cell(way, n) for way in ways)]
         for n in counts
@@ -178,6 +182,7 @@ def qkv_shapes_table(rows: list[Row]) -> str:
     """Return a table of what `qkv_norm_rope` adds to the QKV product: a line for each model, a
     column for each number of tokens.
     """
+    # their field "rows" is the number of tokens
     rows = [r for r in rows if r["what"] == "qkv shapes"]
     over = {(r["shape"], r["rows"]): f"{r['over_percent']:+.0f}" for r in rows}
     models = {r["shape"]: r for r in rows}
@@ -209,7 +214,7 @@ def contexts_table(rows: list[Row]) -> str:
         ]
         for _, r in sorted(latest.items())
     ]
-    rates = next(iter(latest.values()))
+    rates = next(iter(latest.values()))  # those of other rows differ by a few per cent
     headers = [
         f"{name}, {rates[f'{key}_GBps'] / 1000:.1f} TB/s"
         for name, key in (("of a copy", "copy"), ("of reading", "read"), ("nominal", "nominal"))
@@ -246,8 +251,8 @@ def generation_table(rows: list[Row]) -> str:
 
 
 def other_models_table(rows: list[Row]) -> str:
-    """Return a table of generation in the shapes of other models: milliseconds of a step, and the
-    speed in per cent of what the memory allows.
+    """Return a table of generation in the shapes of other models, with a column for each batch
+    size: milliseconds of a step, and the speed in per cent of what the memory allows.
     """
     latest = {(r["shape"], r["batch"]): r for r in rows if r["what"] == "generate, other models"}
     shapes, batches = (
@@ -342,10 +347,10 @@ def two_trees_table(rows: list[Row]) -> str:
 
 def _case(row: Row) -> str:
     """Return the short name of a case on the CPU, such as "prefill view bf16 f+b"."""
-    both = " f+b" * (row["pass"] != "forward")
+    timed_pass = "" if row["pass"] == "forward" else " f+b"
     return (
         f"{row['shape'].removeprefix('cpu ')}{SUFFIXES.get(row['order'], '')} "
-        f"{row['dtype'].replace('float', 'f')}{both}"
+        f"{row['dtype'].replace('float', 'f')}{timed_pass}"
     )
 
 
@@ -363,6 +368,7 @@ def models_table(rows: list[Row]) -> str:
     """
     lines, last_run = [], max((r.get("run", 0) for r in rows), default=0)
     for row in rows:
+        # the forward passes have milliseconds and quartiles, the other rows microseconds
         if "ms" in row and row["run"] == last_run:
             lower, upper = row["quartiles_ms"]
             note = (

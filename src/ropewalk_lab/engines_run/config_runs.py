@@ -20,11 +20,14 @@ ROPE_KEYS = ("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_fa
 def run(
     engine: str, config: Mapping[str, Any], lengths: Sequence[int], max_model_len: int | None
 ) -> list[EngineRun]:
-    """Return what an installed engine computes from a config at these lengths.
+    """Return what an installed engine computes from a config at these lengths, for each length and
+    layer type.
 
     The engine builds a small model with the config's rope for each length, and one without the
     rope. If it fails with the rope and without, its error is not about the rope, and a RopeError is
     raised.
+
+    max_model_len  the length that the engine is started for; None: the engine's choice
     """
     small = small_config(config)
     specs = specs_of(small)
@@ -42,8 +45,8 @@ def run(
         }
         for length in lengths
     ]
-    plain = {key: value for key, value in small.items() if key not in ROPE_KEYS}
-    rows.append({**rows[0], "name": "without a rope", "config": plain, "max_model_len": None})
+    ropeless = {key: value for key, value in small.items() if key not in ROPE_KEYS}
+    rows.append({**rows[0], "name": "without a rope", "config": ropeless, "max_model_len": None})
     output = installed.run(engine, rows)
     *results, control = output["results"]
     today = datetime.date.today().isoformat()

@@ -63,7 +63,7 @@ class ServedConfig:
 @dataclass(frozen=True)
 class LayerRope:
     """The rope of one layer: for each pair its frequency, in radians per step, and its axis; the
-    magnitude, and the layout of the pairs.
+    magnitude, and the layout of the pairs (None: not known).
 
     Pairs at the start and the end with frequency 0 are left out, so that a partial rope and one
     with frequencies 0 for its other pairs are equal.
@@ -95,8 +95,8 @@ class LayerRope:
 
 
 def first_difference(ours: LayerRope, theirs: LayerRope) -> int | None:
-    """Return the first pair that only one of two ropes has, or that has another axis or a frequency
-    that differs by more than rounding; None if there is none.
+    """Return the index of the first pair that only one of two ropes has, or that has another axis
+    or a frequency that differs by more than rounding; None if there is none.
     """
     for pair in range(max(len(ours.radians), len(theirs.radians))):
         if pair >= len(ours.radians) or pair >= len(theirs.radians):
@@ -122,7 +122,9 @@ def verdict(ours: LayerRope | None, theirs: LayerRope | None) -> str:
 
 
 def specs_of(config: Mapping[str, Any]) -> dict[str, RopeSpec | None] | RopeError:
-    """Return the spec of each layer type of a config, or the reason why there is none."""
+    """Return the spec of each layer type of a config, with exact frequencies, None for a type that
+    is not rotated; or the error that says why there is none.
+    """
     text = config_file.text_part(config_file.load(dict(config)))
     try:
         return read_specs(text, "exact")[0]
@@ -131,15 +133,18 @@ def specs_of(config: Mapping[str, Any]) -> dict[str, RopeSpec | None] | RopeErro
 
 
 def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str, int]:
-    """Return {layer type: index of its first layer}, without a type that no layer has."""
+    """Return {layer type: index of its first layer} for `layer_types`, names as `from_hf` gives
+    them, without a type that no layer has.
+    """
     text = config_file.text_part(config_file.load(dict(config)))
     declared = text.get("layer_types")
-    rotates = text.get("no_rope_layers")
+    rotates = text.get("no_rope_layers")  # despite its name, 1 for layers that rotate
     attending = text.get("attn_layer_indices")  # the others are Mamba layers
     if attending is None and isinstance(kinds := text.get("layers_block_type"), list):
         attending = [index for index, kind in enumerate(kinds) if kind in ("attention", "hybrid")]
     first_layers = {}
     for name in layer_types:
+        # the config lists the types of its layers, and this one is not among them
         if declared and name != NO_ROPE and name not in declared and set(declared) & {*layer_types}:
             continue
         if name == NO_ROPE:
@@ -149,6 +154,7 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
                 (index for index, is_rotated in enumerate(rotates or []) if not is_rotated), 3
             )
         else:
+            # without such a list, the first layer that has attention, or that is rotated
             first = attending[0] if attending and not declared else 0
             if rotates and not declared:
                 first = next((index for index, is_rotated in enumerate(rotates) if is_rotated), 0)

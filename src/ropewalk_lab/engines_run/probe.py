@@ -37,7 +37,7 @@ def members(layout: str, width: int, start: int = 0) -> tuple[np.ndarray, np.nda
 
 def rope_of_matrices(matrices: Sequence[Any]) -> dict[str, Any] | None:
     """Return the rope that makes these matrices, one for a step on each axis: radians and axis of
-    each pair, magnitude, layouts.
+    each pair (-1 for all pairs if one follows several axes), magnitude, layouts.
 
     Column i of the matrix of an axis is the unit vector e_i, rotated by one step on that axis. None
     if nothing rotates; ValueError if a matrix is not a rotation of pairs.
@@ -62,8 +62,8 @@ def rope_of_matrices(matrices: Sequence[Any]) -> dict[str, Any] | None:
 
 
 def _read_matrix(matrix: np.ndarray) -> dict[str, Any]:
-    """Return the rope that the matrix applies, with as many rotated dimensions as fit it;
-    ValueError if none does.
+    """Return the rope that the matrix applies; of several, the one with the most rotated
+    dimensions. ValueError if there is none.
     """
     size = matrix.shape[0]
     for width in range(size - size % 2, 0, -2):

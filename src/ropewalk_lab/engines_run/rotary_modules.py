@@ -14,6 +14,7 @@ import probe
 import torch
 import transformers_tables
 
+#: in the name of a module, the index of the layer that it is in
 LAYER = re.compile(r"(?:layers|h|blocks)\.(\d+)\.")
 
 
@@ -32,6 +33,7 @@ def layers_of(
     """Return the rope of each layer, read back from its rotary module, or from the cos and sin that
     the model passes to it; None for a layer that does not rotate.
 
+    length, axes  the length of the sequence, and the number of position axes, 1 or 3
     package       the package of the engine's rotary modules
     is_attending  whether an error says that an attention module has reached its attention
     call          arguments of attention modules besides positions and hidden states
@@ -98,14 +100,15 @@ def _passed_tables(model: torch.nn.Module, length: int) -> list[dict[str, Any] |
 def _stop_at_attention(
     layer: torch.nn.Module, tables: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> None:
-    """Replace a layer's forward by one that runs up to its attention and keeps the cos and sin that
-    the attention gets.
+    """Replace a layer's forward by one that runs up to its attention and appends the (cos, sin)
+    that the attention gets to `tables`.
     """
 
     def attend(*_: Any, position_embeddings: Any, **__: Any) -> None:
         raise Passed(position_embeddings)
 
     whole = layer.forward
+    # nothing but the tables is read, so the norm passes its input on
     layer.self_attn.forward = attend  # type: ignore[union-attr]
     layer.input_layernorm.forward = (  # type: ignore[union-attr]
         lambda x, residual=None: x if residual is None else (x, residual)
@@ -116,7 +119,7 @@ def _stop_at_attention(
             whole(*args, hidden_states=hidden_states, **named)
         except Passed as passed:
             tables.append(passed.table)
-        return hidden_states, hidden_states
+        return hidden_states, hidden_states  # the output and the residual
 
     layer.forward = forward
 
@@ -124,8 +127,8 @@ def _stop_at_attention(
 def _rope_of_table(
     rotate: Callable[..., Any], size: int, cos: torch.Tensor, sin: torch.Tensor
 ) -> dict[str, Any] | None:
-    """Return the rope that a function makes of the cos and sin of positions 1 and length - 1, for
-    heads of `size` dimensions.
+    """Return the rope that the function `rotate` makes of the cos and sin of positions 1 and length
+    - 1, for heads of `size` dimensions; it is read at position 1.
     """
     cos, sin = (each.reshape(-1, each.shape[-1]).float() for each in (cos, sin))
     units = torch.eye(size)[None].repeat(2, 1, 1)  # [tokens, heads, size]
@@ -143,7 +146,8 @@ def _uses(
     """Return whether the attention module `owner` calls its rope: run it with zeros until it calls
     the rope or attends.
 
-    If it fails before either, it is taken to call its rope.
+    If it fails before either, it is taken to call its rope; if it returns without either, not.
+    `axes`, `is_attending` and `call` are those of `layers_of`.
     """
 
     def stop(*_: Any, **__: Any) -> None:
@@ -164,7 +168,7 @@ def _uses(
     except Exception as error:
         return not is_attending(error)
     finally:
-        del rope.forward
+        del rope.forward  # the forward of its class is found again
     return False
 
 
@@ -172,8 +176,8 @@ def _matrices(rope: torch.nn.Module, axes: int, length: int) -> list[Any]:
     """Return a matrix for each axis, whose column i is the unit vector e_i, rotated by one step on
     that axis.
 
-    A second token is at the end of the sequence, because SGLang's LongRoPE looks at all positions
-    of a batch.
+    A second token is at the end of the sequence of `length` tokens, because SGLang's LongRoPE looks
+    at all positions of a batch.
     """
     size = int(rope.head_size)  # type: ignore[arg-type]  # an attribute of every rope here
     # each unit vector is a head; the rope of latent attention takes heads on an axis of their own

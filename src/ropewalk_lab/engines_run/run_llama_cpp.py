@@ -36,9 +36,10 @@ from conversion import ModelBase, ModelType, get_model_architecture, get_model_c
 
 logging.disable(logging.CRITICAL)
 LIBRARY = llama.load()
+#: error messages of llama.cpp, of the current row alone
 MESSAGES: list[str] = []
 #: modes of a ROPE node, as bits: NEOX has the half layout; with MROPE the pairs of each axis form a
-#: section, with IMROPE the pairs of the axes alternate
+#: section, with IMROPE, which has the bit of MROPE too, the pairs of the axes alternate
 NEOX, MROPE, IMROPE = 2, 8, 40
 
 
@@ -63,11 +64,12 @@ class Rotations:
         self.callback = llama.EvalCallback(self._on_node)
 
     def _on_node(self, pointer: Any, ask: bool, _: Any) -> bool:
-        """Handle one node: before a ROPE node runs (`ask`), set its input; after it, record the
-        result.
+        """Handle one node of the graph: before a ROPE node runs (`ask`), set its input; after it,
+        record the result.
 
         Only the first node of a layer is recorded, once for each position axis (`self.axis`) that
-        is being measured. The result True tells ggml to go on.
+        is being measured. Before a node, the result True makes ggml call again after it; after a
+        node, it makes ggml go on.
         """
         node = pointer.contents
         if LIBRARY.ggml_op_desc(pointer) == b"ROPE":
@@ -98,19 +100,22 @@ class Rotations:
         coordinates[self.axis] = 1
 
     def _read(self, node: llama.Tensor) -> tuple[Any, ...]:
-        """Return the angle and the magnitude of each pair, the node's mode, and how many dimensions
-        it rotates, from which one on.
+        """Return (angles [pairs] in radians, magnitudes [pairs], the node's mode, how many
+        dimensions it rotates, the first of them), from the output of a node that has run.
         """
         out = np.ctypeslib.as_array(
             ctypes.cast(node.data, ctypes.POINTER(ctypes.c_float)), (node.ne[0],)
         ).astype(np.float64)
         first, second = _pair_members(node)
         angles, magnitudes = np.arctan2(out[second], out[first]), np.hypot(out[second], out[first])
+        # where ggml keeps them: 1 the number of dimensions, 2 the mode, 15 the first dimension
         return angles, magnitudes, *(node.op_params[index] for index in (2, 1, 15))
 
 
 def _layer_of(node: llama.Tensor) -> int | None:
-    """Return the layer that a node or one of its inputs names, such as 3 for "Qcur-3 (view)"."""
+    """Return the layer that a node or one of its inputs names, such as 3 for "Qcur-3 (view)"; None
+    if none of them does.
+    """
     for _ in range(8):
         named = re.search(r"-(\d+)", node.name.decode())
         if named:
@@ -130,8 +135,8 @@ def _pair_members(node: llama.Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the ropes of the layers of one row: its config is converted to a GGUF file, which
-    llama.cpp runs.
+    """Return the ropes of the layers of one row, as `probe.distinct` lists them: its config is
+    converted to a GGUF file, which llama.cpp runs.
     """
     weights = Path(os.environ["WEIGHTS"]) / folder_name(row["config"])
     if not weights.exists():
@@ -218,8 +223,8 @@ def _decode(file: Path, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rope(by_axis: dict[int, tuple[Any, ...]]) -> dict[str, Any]:
-    """Return the rope of a layer as plain data, from what `Rotations` recorded; the axis of a pair
-    is the one that rotates it.
+    """Return the rope of a layer as plain data, from what `Rotations` recorded for each position
+    axis; the axis of a pair is the one that rotates it most.
     """
     angles = np.array([recorded[0] for recorded in by_axis.values()])  # [axes, pairs]
     _, magnitudes, mode, width, start = by_axis[0]

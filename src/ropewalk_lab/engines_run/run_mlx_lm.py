@@ -19,7 +19,7 @@ from mlx_lm.utils import _get_classes
 
 #: attributes under which attention modules keep their rope
 NAMES = ("rope", "rotary_emb", "rope_emb")
-#: the matrix of the last rope that was called with whole sequences
+#: what identifies the last rope that was called with whole sequences -> its matrix; one entry
 _WHOLE: dict[Any, np.ndarray] = {}
 
 
@@ -40,8 +40,8 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rope_of(layer: nn.Module, config: dict[str, Any]) -> tuple[Any, int]:
-    """Return the rope of a layer, None if it has none or does not use it, and the size of the
-    vectors that it takes.
+    """Return (the rope of a layer, the size of the vectors that it takes); the rope is None if the
+    layer has none or does not use it.
     """
     for _, module in layer.named_modules():
         for name in NAMES:
@@ -86,7 +86,8 @@ def _matrix(rope: Any, size: int, length: int) -> np.ndarray:
     A rope that computes its base from the length of the call is called with the whole sequence,
     whose second token is read.
     """
-    # an alpha stretches every sequence alike, and its rope keeps no length
+    # only "Dynamic" ropes that keep a trained length depend on the length of the call; a dynamic
+    # rope with a fixed alpha does not
     if "Dynamic" not in type(rope).__name__ or not hasattr(rope, "max_position_embeddings"):
         # [batch, heads, tokens, size]
         return np.array(rope(mx.eye(size)[None, :, None, :], offset=1)[0, :, 0]).T
@@ -100,7 +101,7 @@ def _matrix(rope: Any, size: int, length: int) -> np.ndarray:
 
 
 def _of_whole_sequences(rope: Any, size: int, length: int) -> np.ndarray:
-    """Return the matrix of a step, read in sequences of `length` tokens."""
+    """Return the matrix of a step, as `_matrix` does, read in sequences of `length` tokens."""
     columns = []
     for index in range(size):
         tokens = mx.zeros((1, 1, length, size))

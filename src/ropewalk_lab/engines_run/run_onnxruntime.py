@@ -36,6 +36,7 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
     if isinstance(specs, RopeError):
         raise specs
     first_layers = layer_of_type(row["config"], list(specs))
+    # the first layer of each type is enough; the entries of the others stay None
     layers: list[dict[str, Any] | None] = [None] * (max(first_layers.values()) + 1)
     for layer_type, index in first_layers.items():
         layers[index] = _rope(specs[layer_type])
@@ -43,8 +44,9 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rope(spec: RopeSpec | None) -> dict[str, Any] | None:
-    """Return what `rope_of_matrices` finds of the rotation that the operator computes from a spec;
-    None if there is no spec.
+    """Return what `rope_of_matrices` reads from the rotation that the operator computes with the
+    tables of a spec; None if there is no spec. A spec that the operator cannot have is a
+    ValueError.
     """
     if spec is None:
         return None

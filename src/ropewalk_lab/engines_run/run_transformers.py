@@ -103,6 +103,10 @@ def _recording(
 ) -> Any:
     """Return a function that does what `function` does, and also records the matrices of its
     rotation for layer current[0].
+
+    recorded  layer -> the matrix of its rotation at each position; only its first call counts
+    current   [the layer that runs]
+    inside    [whether such a function runs already]
     """
     parameters = list(inspect.signature(function).parameters)
 
@@ -134,6 +138,7 @@ def _recording(
             }
             result = function(basis, *arguments, **named_arguments)
             result = result[0] if isinstance(result, tuple) else result
+            # [tokens, size, size]: column i is the unit vector e_i, rotated
             columns = result[0].permute(0, 2, 1) if tokens_first else result[0].permute(1, 2, 0)
             recorded.setdefault(current[0], list(columns.float()))
             return function(q, *others, **named)

@@ -53,10 +53,11 @@ LAYERS = 2
 
 
 def small_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with the rope, the head size and the layer types of `config`, and a small
-    model around them.
+    """Return the config of a small model with the rope, the head size and the layer types of
+    `config`.
     """
     text = config_file.text_part(config)
+    # a config with a text part inside: each of its parts is made small
     if text is not config and text != config:
         names = [name for name, part in config.items() if isinstance(part, Mapping)]
         return {
@@ -67,12 +68,14 @@ def small_config(config: Mapping[str, Any]) -> dict[str, Any]:
     small |= {key: min(small[key], size) for key, size in SIZES.items() if small.get(key)}
     hidden, heads = small.get("hidden_size"), small.get("num_attention_heads")
     if hidden and heads:
+        # two heads of the same size
         small |= {"hidden_size": hidden // heads * 2, "num_attention_heads": 2}
         if small.get("num_key_value_heads"):
             small["num_key_value_heads"] = 2 if small["num_key_value_heads"] > 1 else 1
     types = small.get("layer_types")
     layers = LAYERS
     if isinstance(types, list) and types:
+        # so many that each type has a layer
         layers = max(LAYERS, 1 + max(types.index(name) for name in set(types)))
         small["layer_types"] = types[:layers]
     if small.get("num_hidden_layers"):
@@ -86,8 +89,8 @@ def small_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete_config(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a small model with the very rope of a checkpoint, of whose config only the keys of the
-    rope are at hand; None for families that are not in ARCHITECTURES.
+    """Return the config of a small model with the rope of a checkpoint, of whose config only the
+    keys of the rope are at hand; None for families that are not in ARCHITECTURES.
     """
     if checkpoint["model_type"] not in ARCHITECTURES:
         return None

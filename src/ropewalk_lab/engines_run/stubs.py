@@ -17,13 +17,15 @@ class Anything(type):
     """The metaclass of classes that have every attribute, may be called and subclassed."""
 
     def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__"):  # Python asks for these to learn what a class can do
             raise AttributeError(name)
         return make(name)
 
 
 def make(name: str) -> Any:
-    """Return a class that takes any arguments."""
+    """Return a class with this name; it can be called with any arguments, and so can its objects,
+    which then return None.
+    """
     return Anything(
         name,
         (),
@@ -89,4 +91,5 @@ def install(*names: str) -> None:
 
 def answer(*names: str) -> None:
     """Answer imports of these packages with empty modules where they are not installed."""
+    # the last finder is asked only if no other one found the package
     sys.meta_path.append(_Finder(names))

@@ -35,7 +35,10 @@ GGUF, TENSORS = "gguf", "tensors"
 
 
 def answer(request: str) -> str:
-    """Return the answer to a request, both JSON; {"error": {field, rule, value}} if it is refused."""
+    """Return the answer to a request, both JSON: {"ok": what a function of _ANSWERS returns}, or
+    {"error": {field, rule, value}} if it is refused. The key "ask" of a request names the function,
+    which gets all keys.
+    """
     try:
         asked = _object(request)
         given = _ANSWERS[choice("ask", asked.get("ask"), _ANSWERS)](asked)
@@ -57,11 +60,13 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _length(asked: Mapping[str, Any]) -> int | None:
+    """Return the length in tokens that a request asks for; None: that of the config."""
     length = asked.get("length")
     return None if length is None else integer("length", length, low=1, high=MAX_LENGTH)
 
 
 def _text(asked: Mapping[str, Any]) -> str:
+    """Return the config in a request, as text."""
     text = asked.get("text")
     rule = f"must be a text of at most {MAX_TEXT:,} characters"
     if not isinstance(text, str):
@@ -103,6 +108,7 @@ def _doctor(asked: Mapping[str, Any]) -> dict[str, Any]:
         try:
             found = doctor(path, engine, length, language=language)
         except RopeError as error:
+            # the visitor has no such file: the error shows the beginning of the text instead
             if error.value == str(path):
                 raise RopeError(error.field, error.rule, text[:40]) from None
             raise
@@ -124,7 +130,9 @@ def as_text(config: Mapping[str, Any]) -> str:
 
 
 def _ropes(config: Any, length: int | None) -> list[dict[str, Any]] | None:
-    """Return the rope of each layer type that rotates; None if the config cannot be read."""
+    """Return the rope of each layer type that rotates, with its frequencies (`radians`; `plain`
+    without the scaling) in radians per token; None if the config cannot be read.
+    """
     try:
         layers = read_checkpoint(config, served=length).layers
         return [
@@ -193,7 +201,9 @@ def _rope(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cost(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the errors of cos and sin at powers of 2, and the bytes of each form of the tables."""
+    """Return the errors of cos and sin up to positions that are powers of 2, and the bytes of each
+    form of the tables.
+    """
     spec, served = _spec(asked)
     positions = [1 << bits for bits in range(6, 25)]
     curves = error_curves(spec, positions, COST_METHODS, length=served, width=2)
@@ -251,6 +261,7 @@ def _published(row: Mapping[str, Any]) -> dict[str, Any]:
         config["qk_rope_head_dim"] = row.get("head_dim", 64)
     else:
         config["head_dim"] = row.get("head_dim")
+    # GPT-J's config has `rotary_dim` for this, whose default is right
     if "rotated" in row and model_type != "gptj":
         name = "rotary_pct" if model_type == "gpt_neox" else "partial_rotary_factor"
         head = row.get("head_dim") or row["hidden_size"] // row["heads"]

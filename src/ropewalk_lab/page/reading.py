@@ -53,6 +53,7 @@ class LoadedModel:
     layers and heads.
 
     source  its path or name, and the times of its files
+    heads   those that every layer has
     """
 
     source: tuple[str, tuple[int, ...]]
@@ -89,8 +90,8 @@ class Reading:
     attention maps [layers, heads, cells, cells], see `pooled`.
 
     answer   the number of tokens of the pass key at the end
-    stated   the block of keys with the end of the statement
-    asked    the first block of queries of the question
+    stated   where the statement ends, as an index of a column of the maps
+    asked    where the question begins, as an index of a row of the maps
     written  what the model writes after the question
     """
 
@@ -242,7 +243,7 @@ def positions_of(text: PassKey, gap: int) -> Tensor:
 @torch.no_grad()
 def _read(model: LoadedModel, request: ReadingRequest, report: Report) -> Reading:
     """Return the reading of a request by the model, extended by the request's method; call `report`
-    after every layer and every token that the model writes.
+    with (done, all), in layers and written tokens, after every layer and every written token.
     """
     text = text_of(model, request)
     tokens, positions = text.tokens[None], positions_of(text, request.gap)
@@ -276,7 +277,9 @@ def _read(model: LoadedModel, request: ReadingRequest, report: Report) -> Readin
 def _write(
     model: LoadedModel, tokens: Tensor, positions: Tensor, done: Callable[[int], None]
 ) -> str:
-    """Return the WRITTEN tokens that the model adds greedily to the given ones, as text."""
+    """Return the WRITTEN tokens that the model adds greedily to tokens [S] at positions [S], as
+    text; call `done` after each with how many there are.
+    """
     last, written, cache = int(positions[-1]), [], None
     step, places = tokens[None], positions[None]
     for count in range(WRITTEN):
@@ -296,7 +299,8 @@ def _write(
 
 def telling_head(*readings: Reading) -> tuple[int, int]:
     """Return (layer, head) whose queries of the question attend most to the statement of the pass
-    key, in any of the readings.
+    key, in any of the readings: the largest sum of the weights on the last two blocks of the
+    statement, as the mean over the queries.
     """
     best = None
     for reading in readings:
@@ -310,13 +314,13 @@ def telling_head(*readings: Reading) -> tuple[int, int]:
 
 
 def pooled(weights: Tensor, cells: int) -> np.ndarray:
-    """Return attention [H, S, S] as [H, cells, cells]: the mean over a block of queries, the sum
-    over a block of keys.
+    """Return attention [H, S queries, S keys] as [H, cells, cells]: the mean over a block of
+    queries, the sum over a block of keys.
 
     So the sum of every row stays 1. With fewer than `cells` tokens, each token is a block.
     """
     tokens = weights.shape[-1]
-    block = torch.arange(tokens) * min(cells, tokens) // tokens  # of each token
-    sum_over_blocks = F.one_hot(block).float()
+    block = torch.arange(tokens) * min(cells, tokens) // tokens  # the block of each token [S]
+    sum_over_blocks = F.one_hot(block).float()  # [S, cells]; a product with it adds up each block
     mean_over_blocks = (sum_over_blocks / sum_over_blocks.sum(0)).T
     return (mean_over_blocks @ weights.float() @ sum_over_blocks).numpy()

@@ -27,9 +27,11 @@ HOME = "127.0.0.1"
 #: other names that resolve to this machine are refused (DNS rebinding)
 NAMES = [HOME, "localhost"]
 STATIC = Path(__file__).with_name("static")
+#: the endings of a report's file
 REPORT_SUFFIXES = (".html", ".htm", ".md")
 #: a random model, to try the page
 TINY = "tiny"
+#: the most bytes in the body of a request
 MAX_BODY = 1 << 20
 #: the form of an address of the static page
 ADDRESS = re.compile(r"https?://[\w.:/~%-]{1,500}")
@@ -52,7 +54,8 @@ def check(
     port: int, report: Path | None = None, model: str | None = None, share: str | None = None
 ) -> None:
     """Raise an error if the server's packages are missing, the port is in use, the report is not an
-    HTML or Markdown file, the model is not there, or `share` is not an address.
+    HTML or Markdown file, the model is not there, or `share` is not an address. The arguments are
+    those of `serve`.
     """
     try:
         import starlette  # noqa: F401 - only to see whether it is installed
@@ -85,6 +88,7 @@ class _Listener(TCPServer):
 
 
 def _port_in_use(port: int, reason: str | None) -> RopeError:
+    """Return the error for a port that cannot be opened; `reason` is the system's message."""
     return RopeError("port", f"must be free on {HOME} ({reason}); choose another one", port)
 
 
@@ -94,7 +98,14 @@ def application(
     share: str | None = None,
     lifespan: Any = None,
 ) -> Any:
-    """Return the page as an ASGI application; `share` is the address of the static page."""
+    """Return the page as an ASGI application.
+
+    report    the file that the page shows as a report
+    model     the name or path of the model that the page proposes to load; None: the fetched one
+    share     the address of the static page, which links to share begin with; None: that of this
+              page
+    lifespan  a context manager of Starlette that the server enters when it starts
+    """
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -111,6 +122,7 @@ def application(
 
     async def index(_: Request) -> Response:
         page = (STATIC / "index.html").read_text(encoding="utf-8")
+        # the attribute tells the page's scripts that Python answers here
         mark = f'<html lang="en" data-local="{html.escape(share or "")}">'
         return HTMLResponse(page.replace('<html lang="en">', mark, 1))
 
@@ -195,6 +207,7 @@ class _Headers:
 
         given = dict(scope["headers"])
         origin, host = given.get(b"origin"), given.get(b"host", b"")
+        # a browser names the origin of the page that sends a request; other programs name none
         if origin is not None and origin != b"http://" + host:
             from starlette.responses import PlainTextResponse
 
@@ -204,6 +217,7 @@ class _Headers:
 
 
 def _json(value: Any) -> Any:
+    """Return the response with a value as JSON."""
     from starlette.responses import Response
 
     return Response(json.dumps(value), media_type="application/json")
@@ -240,7 +254,7 @@ async def _read(body: str) -> AsyncIterator[str]:
         except ValueError as error:
             lines.put({"error": {"field": "request", "rule": str(error)[:200]}})
         finally:
-            lines.put(None)
+            lines.put(None)  # the end
 
     threading.Thread(target=run, daemon=True).start()
     while (line := await asyncio.to_thread(lines.get)) is not None:
@@ -248,7 +262,11 @@ async def _read(body: str) -> AsyncIterator[str]:
 
 
 def _readings(body: str, progress: Any) -> dict[str, Any]:
-    """Return the two readings that a request asks for, without and with a method, as plain data."""
+    """Return the two readings that a request asks for, without and with a method, as plain data;
+    `progress` is called with the share that is done, from 0 to 1.
+
+    The maps are those of the asked layer and head, or of the `telling_head` if none is asked for.
+    """
     from ropewalk_lab.fit.methods import NONE, methods
     from ropewalk_lab.page import reading
 
@@ -279,6 +297,7 @@ def _readings(body: str, progress: Any) -> dict[str, Any]:
         number("depth", asked.get("depth", 0.25), low=0, high=1),
         integer("gap", asked.get("gap", 0), low=0, high=1 << 24),
     )
+    # the progress of one reading, as that of both: the first begins at 0, the second at 1/2
     half = lambda first: lambda done, total: progress((first + done / total) / 2)  # noqa: E731 - one line
     before = reading.read(model, replace(request, method=NONE, factor=1.0), half(0))
     after = reading.read(model, request, half(1))
@@ -322,7 +341,9 @@ def serve(
     model: str | None = None,
     share: str | None = None,
 ) -> None:
-    """Serve the page on `port` of this machine until interrupted."""
+    """Serve the page on `port` of this machine until interrupted; with `browser`, open it in one.
+    `report`, `model` and `share` are those of `application`.
+    """
     check(port, report, model, share)
     import uvicorn
 
@@ -340,7 +361,9 @@ def serve(
 
 
 def _opening(address: str) -> Any:
-    """Return a lifespan that opens the page in a browser when the server has started."""
+    """Return a lifespan (Starlette's context manager around the run of a server) that opens the
+    page in a browser when the server has started.
+    """
     import webbrowser
 
     @asynccontextmanager

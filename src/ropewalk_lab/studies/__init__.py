@@ -17,6 +17,7 @@ __all__ = ["STUDIES", "Study", "read_study", "run_study"]
 
 
 def __getattr__(name: str) -> Any:
+    """Return a name of `__all__` from its module, which is imported now."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     part = "registry" if name == "STUDIES" else "study"

@@ -21,7 +21,9 @@ from ropewalk_lab.studies.rows import Row, distinct, row, score, scores_by
 from ropewalk_lab.studies.study import Study
 
 PRESETS = presets_of("decay")
+#: the name of RoFormer's bound in the rows and in the table
 BOUND = "bound for RoPE, base 10,000"
+#: names of the two pairs of which the wavelength is stated
 FASTEST, SLOWEST = "fastest", "slowest"
 #: the head size of the classic plot of the bound, and of the stated wavelengths
 HEAD_DIM = 128
@@ -39,11 +41,14 @@ def run(runner: JobRunner) -> dict[str, Any]:
 def measure(
     workspace: Workspace, *, encoding: str, seed: int, preset: str, changes: list[str], windows: int
 ) -> list[Row]:
-    """Return rows with attention weights by distance: the mean over layers, heads and queries in
-    the last quarter of a window.
+    """Return rows with attention weights by distance, at 1, 2, 4, ... tokens: the mean over layers,
+    heads and queries in the last quarter of a window.
 
     With RoPE also rows with RoFormer's bound, and with the wavelengths of the fastest and the
     slowest pair, both for heads of HEAD_DIM.
+
+    preset, changes  the training preset, and changes of its settings
+    windows          the number of held-out windows
     """
     full_preset = training.make_preset(preset, changes, seed, encoding=encoding)
     model = training.train_or_load(workspace, f"{encoding}-{seed}", full_preset).model
@@ -74,8 +79,8 @@ def measure(
 
 
 def measured_wavelengths(spec: RopeSpec) -> list[float]:
-    """Return the number of tokens after which each pair has made one turn, from its rotation
-    between two tokens.
+    """Return the number of tokens in which each pair makes one turn, fastest pair first. It is
+    computed from the angle by which `Rope` rotates the pair at position 1.
     """
     cos, sin = (table[0].double() for table in Rope(spec).cos_sin(torch.tensor([1])))
     return (2 * torch.pi / torch.atan2(sin, cos)).tolist()
@@ -83,8 +88,8 @@ def measured_wavelengths(spec: RopeSpec) -> list[float]:
 
 @torch.no_grad()
 def weights_by_distance(model: nn.Module, tokens: torch.Tensor, first: int) -> torch.Tensor:
-    """Return the mean attention weight by distance of the queries at positions >= `first`,
-    [windows, first + 1].
+    """Return the mean attention weight [windows, first + 1] by distance from 0 to `first`, over all
+    layers, heads and queries at positions >= `first`, for tokens [windows, S].
     """
     layers = list(model.layers)  # type: ignore[call-overload, arg-type]
     inputs: list[torch.Tensor] = []  # of the attention of each layer, recorded in a forward pass

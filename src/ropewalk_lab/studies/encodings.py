@@ -44,6 +44,7 @@ PUBLISHED_NAMES = {
     "T5 bias": "t5_causal",
     "none": "none",
 }
+#: the encodings whose order a claim is about, the lowest loss first
 CORE = ["rope", "alibi", "sinusoidal", "none"]
 
 PRESETS = presets_of("encodings")
@@ -139,7 +140,9 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def _ours(rows: list[Row], lengths: list[int]) -> dict[str, Ours]:
-    """Return our values for each published table, by the name of that table."""
+    """Return our values for each published table, by the name of that table. `lengths` ascend from
+    the trained length.
+    """
     trained = lengths[0]
     accuracy = {
         published: percent(score(rows, "accuracy", model=name, length=trained))
@@ -198,7 +201,7 @@ def _properties(rows: list[Row], models: list[str]) -> Table:
 
 def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
     """Return the claims that published results suggest for models of this size, tested on these
-    rows.
+    rows. `lengths` ascend from the trained length.
     """
     near = lengths[0]
     far = 4 * near if 4 * near in lengths else lengths[-1]

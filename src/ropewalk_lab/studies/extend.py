@@ -54,6 +54,7 @@ def run(runner: JobRunner) -> dict[str, Any]:
     """
     settings, shared = runner.settings, runner.pick("preset", "changes", "windows")
     options = runner.pick("methods", "factors", "search")
+    # besides the losses, rows with the metric "factors": those that the search for LongRoPE found
     rows = runner.run(
         Job(f"zero-shot-{seed}", zero_shot, shared | options | {"seed": seed})
         for seed in runner.seeds
@@ -101,10 +102,12 @@ def zero_shot(
     search: dict[str, int],
 ) -> list[Row]:
     """Return the losses of every method and factor without training, at the trained length and at
-    factor times that length.
+    factor times that length; first those of the unchanged model, as factor 1.
 
-    search  sizes of the search for LongRoPE's factors: its population, its rounds and the windows
-            of text it measures
+    preset, changes  the training preset, and changes of its settings
+    windows          the number of held-out windows
+    search           sizes of the search for LongRoPE's factors: its population, its rounds and the
+                     windows of text it measures
     """
     full_preset, model = _rope_model(workspace, preset, changes, seed)
     plain, length = rope_spec(model), training.trained_length(full_preset)
@@ -145,7 +148,10 @@ def tuned(
     """Fine-tune the RoPE model at `factor` times its trained length, then measure it at `multiples`
     of the trained length; return the rows.
 
-    `factors` are the searched factors of LongRoPE, None for other methods.
+    preset, changes  the training preset, and changes of its settings
+    factors          the searched factors of LongRoPE, None for other methods
+    windows          the number of held-out windows
+    steps, rate      of the fine-tuning: its steps and its learning rate
     """
     full_preset, model = _rope_model(workspace, preset, changes, seed)
     length, batch = training.trained_length(full_preset), full_preset.train.stages[0].batch
@@ -173,6 +179,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     trained = select(rows, "loss", tuned=0, factor=1)[0]["length"]
     factors = [factor for factor in distinct(rows, "loss", "factor", tuned=0) if factor > 1]
     measured = distinct(rows, "loss", "method", tuned=0)
+    # "none" is among them only if it was measured beyond the trained length too
     methods = [
         method
         for method in measured
@@ -226,8 +233,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def losses_beyond(rows: list[Row]) -> tuple[int, dict[tuple[str, int], float]]:
-    """Return the trained length, and the losses without fine-tuning by (method, factor); the factor
-    1 has ("none", 1) alone.
+    """Return the trained length, and {(method, factor): the loss without fine-tuning at factor
+    times that length}. With the factor 1 there is ("none", 1) alone.
     """
     trained = select(rows, "loss", tuned=0, factor=1)[0]["length"]
     found = {(row["method"], row["factor"]): row["mean"] for row in _zero_shot_rows(rows, trained)}
@@ -245,15 +252,15 @@ def _tuned(rows: list[Row]) -> list[Row]:
 
 
 def _zero_shot_rows(rows: list[Row], trained: int) -> list[Row]:
-    """Return the losses without fine-tuning at the length that each factor is for; `trained` is the
-    trained length.
+    """Return the rows with losses without fine-tuning at the length that their factor is for: the
+    factor times the trained length `trained`.
     """
     return [row for row in _untuned(rows) if row["length"] == row["factor"] * trained]
 
 
 def _ours(rows: list[Row], factors: list[int], trained: int) -> dict[str, Ours]:
     """Return our values for each published table, at the factors 8 and 4, which are close to the
-    published ones; the last factor stands for one that was not measured.
+    published ones. If one of the two was not measured, the last of `factors` is used in its place.
     """
     far, middle = (factor if factor in factors else factors[-1] for factor in (8, 4))
     accuracy = {
@@ -299,6 +306,7 @@ def claims(rows: list[Row], factors: list[int], trained: int) -> list[Claim]:
     helps, that LongRoPE's search beats YaRN, and what dynamic YaRN does to text of the trained
     length. Claims about methods that were not measured are left out, except the first.
     """
+    # every preset measures and fine-tunes at 4
     factor = 4 if 4 in factors else factors[-1]
     methods = distinct(rows, "loss", "method", tuned=0)
     zero_shot = scores_by(
@@ -313,14 +321,16 @@ def claims(rows: list[Row], factors: list[int], trained: int) -> list[Claim]:
         tuned_loss = score(tuned_rows, "loss", method=method, length=factor * trained)
         if tuned_loss is not None:
             text = f"A little training at {factor}x with {scaling} lowers the loss at {factor}x"
-            both = {"tuned": tuned_loss, "zero-shot": zero_shot.get(method)}
-            result.append(claim_order(text, both, ["tuned", "zero-shot"], same_model=True))
+            pair = {"tuned": tuned_loss, "zero-shot": zero_shot.get(method)}
+            result.append(claim_order(text, pair, ["tuned", "zero-shot"], same_model=True))
     if "longrope" in zero_shot:
         text = f"The LongRoPE search beats YaRN zero-shot at {factor}x"
         result.append(claim_order(text, zero_shot, ["longrope", "yarn"], same_model=True))
-    largest = {"tuned": 0, "factor": factors[-1], "length": trained}
+    # text of the trained length, read with the largest factor
+    short_text = {"tuned": 0, "factor": factors[-1], "length": trained}
     short = {
-        method: score(rows, "loss", method=method, **largest) for method in ("dynamic_yarn", "yarn")
+        method: score(rows, "loss", method=method, **short_text)
+        for method in ("dynamic_yarn", "yarn")
     }
     if short["dynamic_yarn"] is not None:
         text = f"Dynamic YaRN does not change the loss on text of {trained} tokens"

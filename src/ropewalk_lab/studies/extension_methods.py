@@ -19,14 +19,17 @@ from ropewalk_lab.evaluation import losses_and_hits
 
 
 def beta_fast(length: int) -> float:
-    """Return YaRN's beta_fast, smaller for short lengths: there no pair makes the 32 turns of the
-    default.
+    """Return YaRN's beta_fast, in turns over the trained `length`: YaRN keeps the frequencies of
+    pairs with at least as many. It is below the default of 32 for short lengths, over which no pair
+    makes that many.
     """
     return max(2.0, min(32.0, length / 16))
 
 
 def yarn(factor: float, length: int, **options: float) -> Yarn:
-    """Return YaRN with a beta_fast that suits the trained length."""
+    """Return YaRN with a beta_fast that suits the trained length, and with a ramp whose ends are
+    not rounded to whole pairs; `options` are other fields of `Yarn`.
+    """
     return Yarn(
         factor=factor,
         original_length=length,
@@ -49,11 +52,12 @@ METHODS: dict[str, Callable[[float, int], Scaling]] = {
         original_length=length, beta_fast=beta_fast(length), truncate=False
     ),
 }
+#: the methods without an entry in METHODS: no scaling, and LongRoPE
 OTHERS = NONE, LONGROPE = "none", "longrope"
 
 
 def rope_spec(model: nn.Module) -> RopeSpec:
-    """Return the spec of a RoPE decoder."""
+    """Return the spec of a RoPE decoder, whose layers all have the same."""
     return model.layers[0].self_attn.encoding.rope.spec  # type: ignore[union-attr, index, return-value]
 
 
@@ -67,12 +71,13 @@ def spec_for(
     """Return the spec by which a method extends a model with the spec `plain` to `factor` times its
     trained `length`.
 
-    `factors` are the searched factors of LongRoPE, one for each pair.
+    `factors` are the searched factors of LongRoPE, one for each pair; other methods have none.
     """
     if method == NONE:
         return plain
     if method == LONGROPE:
         long = tuple(factors or ())
+        # short factors of 1: text up to the trained length is not scaled
         scaling = LongRope(
             short_factor=(1.0,) * len(long), long_factor=long, original_length=length, factor=factor
         )
@@ -94,6 +99,10 @@ def search_longrope(
 
     Of each window the model reads the factor * length tokens before the last one; the loss is that
     of the window's last `length` tokens.
+
+    windows             token ids [N, at least factor * length + 1]
+    factor, length      how many times longer the context becomes; the trained length
+    population, rounds  the candidates in a round of the evolutionary search, and its rounds
     """
     model = deepcopy(model)
     plain = rope_spec(model)

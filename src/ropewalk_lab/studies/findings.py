@@ -32,8 +32,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement, whether it holds in these measurements (`verdict`), and the numbers
-    (`evidence`).
+    """A statement, whether it holds in these measurements (`verdict`: HOLDS, TIED, FAILS or
+    UNKNOWN), and the numbers (`evidence`).
     """
 
     text: str
@@ -43,8 +43,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Ours:
-    """Our values beside a table of PUBLISHED: titles of columns, and cells by the first cell of the
-    table's row.
+    """Our values beside a table of PUBLISHED.
+
+    columns  titles of the columns that are added to the table
+    cells    the first cell of a row of the table -> our cells in that row
     """
 
     columns: tuple[str, ...]
@@ -53,10 +55,10 @@ class Ours:
 
 @dataclass(frozen=True)
 class Findings:
-    """The part of a report about one study; figures are functions, so that tables do not need
-    matplotlib.
+    """The part of a report about one study.
 
-    ours  names of tables in PUBLISHED -> our values for the same rows
+    figures  name -> a function that draws the figure, so that tables do not need matplotlib
+    ours     names of tables in PUBLISHED -> our values for the same rows
     """
 
     tables: list[Table] = field(default_factory=list)
@@ -236,8 +238,8 @@ def score_rows(
 def by_length(
     rows: list[Row], lengths: Sequence[int], **fields: Any
 ) -> tuple[list[float], list[float]]:
-    """Return a line of a figure, for rows with these fields: those of `lengths` that were measured,
-    and the mean loss at each.
+    """Return a line of a figure as (x, y), for rows with these fields: x are those of `lengths`
+    that were measured, y the mean loss at each.
     """
     means = {
         float(length): each.mean

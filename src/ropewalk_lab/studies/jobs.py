@@ -67,8 +67,11 @@ class JobRunner:
         workers: int,
         quiet: bool,
     ) -> None:
-        """Prepare to run jobs in `workers` processes, with seeds from 0 to `seeds` - 1; `settings`
-        are those of the study.
+        """Prepare to run jobs in `workers` processes, with seeds from 0 to `seeds` - 1.
+
+        folder    of the study, in which `jobs` keeps the rows of each job
+        settings  those of the study
+        quiet     whether no progress is shown
         """
         self.folder, self.workspace, self.settings, self.seeds = (
             folder,
@@ -98,6 +101,7 @@ class JobRunner:
                 besides the seed
         name    a function from the value to the name of the job, without its seed
         """
+        # `/` in the signature lets `shared` have arguments of the same names
         each = [(seed, value) for seed in self.seeds for value in values]
         return self.run(
             Job(f"{name(value)}-{seed}", work, {field: value, "seed": seed, **shared})
@@ -105,7 +109,9 @@ class JobRunner:
         )
 
     def run(self, jobs: Iterable[Job]) -> list[Row]:
-        """Run the jobs that have no file yet, and return the rows of all jobs in their order."""
+        """Run the jobs that have no file yet, and return the rows of all jobs in their order, which
+        are also added to `rows`.
+        """
         jobs = list(jobs)
         (self.folder / "jobs").mkdir(parents=True, exist_ok=True)
         missing = [job for job in jobs if not self._path(job).exists()]
@@ -203,8 +209,8 @@ def _one_openmp_thread() -> Iterator[None]:
 
 
 def _start_worker(parent: int) -> None:
-    """Set up a worker: one thread, SIGINT ignored outside of trainings, exit when the parent
-    process ends.
+    """Set up a worker process: one thread of torch; SIGINT is ignored, except that a training stops
+    at it; the process ends when its parent process, with the number `parent`, has ended.
     """
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -61,7 +61,13 @@ def quality(
     windows: int,
     multiples: list[int],
 ) -> list[Row]:
-    """Train one model and measure its loss at every length; return the rows."""
+    """Train one model and measure its loss at every length; return the rows.
+
+    kind             a name of MODELS
+    preset, changes  the training preset, and changes of its settings
+    windows          the number of held-out windows
+    multiples        the lengths, as multiples of the trained length
+    """
     full_preset = training.make_preset(preset, changes, seed, **MODELS[kind])
     name = f"{_file_name(kind)}-{seed}"
     return training.train_and_measure(
@@ -71,7 +77,7 @@ def quality(
 
 def costs(workspace: Workspace, *, preset: str, changes: list[str], timed: list[int]) -> list[Row]:
     """Return rows of untrained models: the time of a forward pass, the bytes of its cache and, on a
-    GPU, the peak memory that the pass needs beside the weights.
+    GPU, the peak memory that the pass needs beside the weights. `timed` are the lengths in tokens.
     """
     rows = []
     for kind, change in MODELS.items():
@@ -132,7 +138,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         return [select(rows, metric, model=model, length=length)[0]["mean"] for length in timed]
 
     def costs_table(title: str, metric: str, unit: float, digits: int, note: str = "") -> Table:
-        """Return a table of one cost of every model, in `unit`, by length."""
+        """Return a table of one cost of every model by length, divided by `unit`."""
         cells = [
             (model, *(f"{value / unit:.{digits}f}" for value in costs_of(metric, model)))
             for model in models
@@ -164,7 +170,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
     """Return the claims that linear attention has a higher loss than softmax attention, and that
-    RoPE lowers the loss of linear attention.
+    RoPE lowers the loss of linear attention, both at the trained length, the first of `lengths`.
     """
     losses = {model: score(rows, "loss", model=model, length=lengths[0]) for model in MODELS}
     text = "Softmax attention has a lower loss than linear attention, both with RoPE"

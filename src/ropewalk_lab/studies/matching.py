@@ -78,8 +78,9 @@ PRESETS = presets_of("matching")
 
 
 def generated(count: int, short: int, long: int, seed: int = 0) -> list[Triplet]:
-    """Return generated triplets in which two texts share a subject. In about the share EARLY of the
-    triplets, all texts name their subject in the first `short` characters, else after them.
+    """Return `count` generated triplets in which two texts share a subject. In about the share
+    EARLY of the triplets, all texts name their subject in the first `short` characters, in the
+    others after these; every text has `long` characters.
     """
     draw = random.Random(seed)
     triplets = []
@@ -104,8 +105,8 @@ def _case(draw: random.Random, subject: str, low: int, high: int, size: int) -> 
     marked, text = f" [{subject}] ", ""
     while len(text) < size:
         text += draw.choice(WORDS) + " "
-    at = draw.randint(low, high - len(marked))
-    return (text[:at] + marked + text[at + len(marked) :])[:size]
+    start = draw.randint(low, high - len(marked))
+    return (text[:start] + marked + text[start + len(marked) :])[:size]
 
 
 def reachable(length: int, settings: dict[str, Any]) -> float:
@@ -128,7 +129,9 @@ def models(settings: dict[str, Any]) -> dict[str, tuple[int, str]]:
 def triplets_of(
     data: str, count: int, short: int, long: int
 ) -> tuple[list[Triplet], list[Triplet]]:
-    """Return (train, valid) triplets from the file `data`, or generated ones."""
+    """Return (train, valid) triplets from the file `data`; if it is "", of `count` generated ones,
+    for which `short` and `long` are the numbers of characters (see `generated`).
+    """
     return split_triplets(read_triplets(data) if data else generated(count, short, long))
 
 
@@ -177,7 +180,11 @@ def measure(
     data: str,
 ) -> list[Row]:
     """Train a model on the first `cut` characters of each text, and measure its errors on held-out
-    cases; return the rows.
+    triplets; return the rows.
+
+    preset, changes           the training preset, and changes of its settings
+    batch, steps              of the training: triplets in a step, and steps
+    data, count, short, long  of the triplets, as in `triplets_of`
     """
     stage = f"train.stages=[{{length={cut}, batch={batch}, steps={steps}}}]"
     full_preset = make_preset(
@@ -206,8 +213,8 @@ def cosines(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def contrast(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the loss of a softmax over both cosines; unlike a margin loss, it keeps a gradient for
-    small differences.
+    """Return the loss of a softmax over both cosines, summed over the triplets; the target is the
+    text that is closer to A. Unlike a margin loss, it keeps a gradient for small differences.
     """
     return F.cross_entropy(cosines(model, batch) / TEMPERATURE, batch.targets, reduction="sum")
 

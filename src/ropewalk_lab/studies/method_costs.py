@@ -33,11 +33,12 @@ def costs(
     changes: list[str],
     repeats: int,
 ) -> list[Row]:
-    """Return milliseconds and, on a GPU, peak bytes: of a training step, and of a forward pass
-    without gradients over `multiple` times the trained length.
+    """Return rows with milliseconds and, on a GPU, peak bytes: of a training step, and of a forward
+    pass without gradients over `multiple` times the trained length.
 
     Models are untrained. A method that changes a trained RoPE model has no training step of its
-    own.
+    own. `repeats` calls are timed. `preset` and `changes` are the training preset and changes of
+    its settings.
     """
     rows = []
     for method in methods:
@@ -72,7 +73,7 @@ def costs(
 
 
 def _step(model: Any, tokens: Tensor, precision: str) -> None:
-    """Run the forward and backward pass of a training step."""
+    """Run the forward and backward pass of a training step on tokens [B, S]."""
     with autocast(precision, tokens.device):
         loss = model.loss(tokens)
     loss.backward()
@@ -88,8 +89,11 @@ def _read(model: Any, tokens: Tensor) -> None:
 def _cost(
     device: torch.device, what: str, call: Callable[[], None], repeats: int, **fields: Any
 ) -> list[Row]:
-    """Return the milliseconds of each repeat after one that is not counted, and the peak memory on
-    a GPU.
+    """Return a row with the milliseconds of each of `repeats` calls, after one that is not counted,
+    and on a GPU a row with the peak memory.
+
+    what    the name of the call in the rows: "step" or "read"
+    fields  further fields of the rows
     """
     is_gpu = device.type == "cuda"
     call()

@@ -31,7 +31,9 @@ LONGROPE2, DROPE = "longrope2", "drope"
 
 
 class TokenDriven(nn.Module):
-    """An attention of the Decoder whose encoding follows from the tokens; it has no cache here."""
+    """An attention of the Decoder whose encoding depends on the content of the tokens, not on their
+    positions. It cannot continue from a cache here.
+    """
 
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()
@@ -40,7 +42,9 @@ class TokenDriven(nn.Module):
     def attend(
         self, x: Tensor, positions: Tensor, padding: Any, documents: Any, cache: Any
     ) -> Tensor:
-        """Return the attention output for x [B, S, hidden]; positions have no influence."""
+        """Return the attention output [B, S, hidden] for x [B, S, hidden]; positions have no
+        influence.
+        """
         if cache is not None:
             raise RopeError(
                 "cache",
@@ -85,8 +89,8 @@ def _with_imaginary_heads(model: Any) -> nn.Module:
 
 
 def _initialised(module: nn.Module, std: float) -> nn.Module:
-    """Return a new module after drawing its linear weights with the deviation `std`, as the rest of
-    the model does.
+    """Draw the linear weights of a new module with the standard deviation `std`, as those of the
+    rest of the model were; return the module.
     """
     for part in module.modules():
         if isinstance(part, nn.Linear):
@@ -96,8 +100,10 @@ def _initialised(module: nn.Module, std: float) -> nn.Module:
 
 @dataclass(frozen=True)
 class Trained:
-    """What differs from a RoPE decoder: fields of the config, given the number of layers, and a
-    change before training.
+    """What differs from a RoPE decoder.
+
+    fields  number of layers -> changed fields of the config
+    change  changes the new model before its training, and returns it
     """
 
     fields: Callable[[int], dict[str, Any]] = lambda layers: {}
@@ -105,12 +111,13 @@ class Trained:
 
 
 def _encoding(name: str) -> Trained:
+    """Return a decoder's difference from RoPE: another encoding, a name of ENCODINGS."""
     return Trained(lambda layers: {"encoding": name})
 
 
 def _layers_without_positions(layers: int) -> dict[str, Any]:
-    """Return the config of a model where every fourth layer has no encoding; the last one if there
-    are fewer.
+    """Return the field `layer_types` for a model of `layers` layers where every fourth layer has no
+    encoding; the last one if there are fewer.
     """
     step = min(4, layers)
     return {
@@ -142,13 +149,17 @@ def _scaled(model: Any, scaling: Any) -> nn.Module:
 
 
 def _clipped(model: Any, factor: int, length: int) -> nn.Module:
-    """Return the model with CoPE: the pairs that do not complete a turn in training are clipped."""
+    """Return the model with CoPE: the pairs that do not complete a turn over `length` tokens, the
+    trained length, are clipped. `factor` has no influence.
+    """
     num_slow = sum(w * length < 2 * math.pi for w in rope_spec(model).ladder_frequencies().radians)
     return _scaled(model, Clipped(Default(), pairs=num_slow))
 
 
 def _remapped(name: str) -> Callable[[Any, int, int], nn.Module]:
-    """Return a function that gives a RoPE model a remapping for `factor` times its trained length."""
+    """Return a function of (RoPE model, factor, trained length) that returns the model with a
+    remapping for `factor` times its trained length.
+    """
     return lambda model, factor, length: (
         migrate(
             model, rope_spec(model), remapping=REMAPPINGS[name].for_length(length, factor * length)
@@ -156,8 +167,8 @@ def _remapped(name: str) -> Callable[[Any, int, int], nn.Module]:
     )
 
 
-#: methods that change the trained RoPE model for `factor` times its trained length, without
-#: training
+#: methods that change the trained RoPE model without training: functions of the model, the factor
+#: and the trained length; the model is then read at factor times that length
 APPLIED: dict[str, Callable[[Any, int, int], nn.Module]] = {
     "yarn": lambda model, factor, length: _scaled(model, yarn(float(factor), length)),
     "cope": _clipped,
@@ -206,8 +217,10 @@ def _long_scaling(factors: tuple[float, ...], factor: int, length: int) -> LongR
 def searched_factors(
     model: Any, factor: int, length: int, *, population: int, rounds: int, seed: int
 ) -> tuple[float, ...]:
-    """Return LongRoPE2's factors, found by the lowest loss of an answer that a text of the longer
-    length states at its start.
+    """Return LongRoPE2's factors, one for each pair, found by the lowest loss of an answer that a
+    text of factor * length tokens states at its start.
+
+    population, rounds  the candidates in a round of the search, and its rounds
     """
     trial_model: Any = deepcopy(model)
     plain = rope_spec(model)

@@ -51,7 +51,7 @@ PRESETS = presets_of("methods")
 
 def run(runner: JobRunner) -> dict[str, Any]:
     """Train one model for each method and seed, then change the RoPE model by the other methods,
-    then measure costs alone.
+    then measure the costs of all in a single job, while nothing else runs.
 
     Return the facts for the report.
     """
@@ -65,6 +65,7 @@ def run(runner: JobRunner) -> dict[str, Any]:
     applied = [method for method in AFTERWARDS if method in settings["methods"]]
 
     def job(work: Callable[..., list[Row]], method: str, seed: int, **options: Any) -> Job:
+        """Return the job that runs `work` for a method and a seed."""
         return Job(
             f"{method.replace(' ', '_')}-{seed}",
             work,
@@ -91,6 +92,10 @@ def train(
 ) -> list[Row]:
     """Train a model on text and pass keys, then measure its loss and the pass keys it finds at
     every length; return the rows.
+
+    share            of the training samples that are pass keys, the others are text
+    preset, changes  the training preset, and changes of its settings
+    sizes            `multiples`, `windows`, `depths` and `count`, as for `measured`
     """
     full_preset = preset_of(method, preset, changes, seed)
     model = _trained(workspace, method, seed, share, full_preset)
@@ -106,7 +111,8 @@ def _trained(
     """Return the model of a method, trained on text mixed with a `share` of pass keys, or loaded if
     it was trained before.
 
-    options  of `train_or_load`, for a method that begins with a trained model
+    options  for a method that begins with a trained model: `start` and `origin` of
+             `training.make_trainer`; a method of TRAINED needs none
     """
     if method in TRAINED:
         options = {"origin": method, "change": lambda model: new_model(method, model, seed)}
@@ -131,6 +137,9 @@ def apply(
 ) -> list[Row]:
     """Change the trained RoPE model for each longer length; return rows measured at that length.
     DroPE trains the model `recalibrated` steps, and is measured at the trained length too.
+
+    search  `population` and `rounds` of the search for LongRoPE2's factors
+    The other arguments are those of `train`.
     """
     full_preset = preset_of("rope", preset, changes, seed)
     model, length = (
@@ -177,8 +186,12 @@ def measured(
     count: int,
     **fields: Any,
 ) -> list[Row]:
-    """Return the loss on the same last tokens and the pass keys found, at `multiple` times the
-    trained length.
+    """Return rows with the loss on the same last tokens and with the pass keys found, at `multiple`
+    times the trained length.
+
+    multiples      all multiples of the study; a window has the length of the largest
+    windows        the number of held-out windows
+    depths, count  the depths of pass keys, from 0 (start) to 1 (end), and the samples at each
     """
     length = training.trained_length(full_preset)
     held_out = training.held_out_windows(full_preset, windows, max(multiples) * length)
@@ -260,7 +273,10 @@ def _costs_table(rows: list[Row], models: list[str], longest: int) -> Table:
 
     def times_rope(metric: str, name: str, what: str) -> str:
         """Return the median of a method's cost divided by RoPE's median, with its quartiles if they
-        differ.
+        differ, as text; "-" if either cost was not measured.
+
+        metric  "milliseconds" or "bytes"
+        what    the call that was measured: "step" or "read"
         """
         costs_of_method, costs_of_rope = (
             select(rows, metric, model=each, what=what) for each in (name, "rope")
@@ -294,12 +310,17 @@ def _costs_table(rows: list[Row], models: list[str], longest: int) -> Table:
 
 
 def found(rows: list[Row], name: str, length: int) -> Score | None:
-    """Return which pass keys a method found, [seeds, depths x samples]."""
+    """Return 1 for each pass key that a method found and 0 for the others, [seeds, depths x
+    samples]; None without rows.
+    """
     return joined_score(rows, "found", model=name, length=length)
 
 
 def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
-    """Return the claims of the authors of these methods, tested on these rows."""
+    """Return the claims of the authors of these methods, tested on these rows. `lengths` ascend
+    from the trained length.
+    """
+    # `double` is the second length, twice the trained one, or the only length
     near, double, far = lengths[0], lengths[:2][-1], lengths[-1]
     losses = {
         length: {name: score(rows, "loss", model=name, length=length) for name in ALL}

@@ -60,10 +60,11 @@ def measure(
     """Return the losses of a model after `steps` more steps (RoPE from scratch has no others), at
     the trained length and at twice that.
 
-    variant  KEPT: the model with the encoding `source` as it is; MOVED: migrated to RoPE; FRESH:
-             RoPE from scratch
-    rate     the learning rate of these steps
-    windows  the number of held-out windows
+    variant          KEPT: the model with the encoding `source` as it is; MOVED: migrated to RoPE;
+                     FRESH: RoPE from scratch
+    preset, changes  the training preset, and changes of its settings
+    rate             the learning rate of these steps
+    windows          the number of held-out windows
     """
     original = training.make_preset(preset, changes, seed, encoding=source)
     length = training.trained_length(original)

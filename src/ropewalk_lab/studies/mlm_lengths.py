@@ -74,6 +74,10 @@ def measure(
 ) -> list[Row]:
     """Train stage by stage; after each stage, measure the masked loss and accuracy at every length;
     return the rows.
+
+    preset, changes  the training preset, and changes of its settings
+    stages           (length, batch, steps) of each stage
+    windows          the number of held-out windows of the longest length
     """
     full_preset = make_preset(preset, [*changes, _change_to(stages)], seed)
     # a finished training has no model of its first stages left to measure on other windows, so the
@@ -112,8 +116,8 @@ def masked_rows(
     device: torch.device,
     **fields: Any,
 ) -> list[Row]:
-    """Return rows of loss and accuracy at the masked tokens of `text`, which the model reads in
-    pieces of `length` tokens.
+    """Return rows of loss and accuracy at the masked tokens of `text` [windows, S], with one value
+    for each window; the model reads it in pieces of `length` tokens, which divides S.
 
     The masked tokens are the same for every length.
     """
@@ -136,7 +140,9 @@ def masked_rows(
 
 
 def _mean_by_window(values: Tensor, masked: Tensor) -> np.ndarray:
-    """Return the mean over the masked tokens of each window."""
+    """Return the mean [windows] of values [windows, S] over the masked tokens of each window; 0
+    for a window without any.
+    """
     return ((values * masked).sum(1) / masked.sum(1).clamp(min=1)).double().numpy()
 
 

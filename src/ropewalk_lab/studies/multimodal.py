@@ -30,6 +30,8 @@ PRESETS = presets_of("multimodal")
 class GridBatches:
     """Square images of coloured patches with one mark; the target is the colour of the patch below
     the mark.
+
+    axes  of the positions: 2 for (row, column), 1 for one sequence, row by row
     """
 
     seed: int = 0
@@ -42,7 +44,8 @@ class GridBatches:
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
         """Return random images of `length` patches with one marked each; the target there is the
-        colour one row below.
+        colour one row below, and other patches have none. `index` [B] are sample numbers: the same
+        number gives the same image.
         """
         side = int(length**0.5)
         if side * side != length:
@@ -97,6 +100,11 @@ def measure(
 ) -> list[Row]:
     """Train on images of one size and measure the errors on images of several sizes; return the
     rows.
+
+    preset, changes  the training preset, and changes of its settings
+    side, sides      patches per side of the images to train on, and of those to measure on
+    batch, steps     of the training: images in a step, and steps
+    count            how many images of each size are measured
     """
     stage = f"train.stages=[{{length={side * side}, batch={batch}, steps={steps}}}]"
     full_preset = make_preset(preset, [*changes, stage], seed, encoding=encoding)
@@ -118,7 +126,9 @@ def measure(
 def wrong(
     model: nn.Module, batches: GridBatches, side: int, count: int, device: torch.device
 ) -> np.ndarray:
-    """Return whether the prediction is wrong for each of `count` images, float64 [count]."""
+    """Return 1.0 for each of `count` images whose prediction is wrong and 0.0 for the others,
+    [count]; images have `side` rows and columns.
+    """
     errors = []
     for part in np.array_split(np.arange(count), max(1, count * side * side // 65_536)):
         # about 65,536 patches at once

@@ -107,8 +107,9 @@ class MixedLayouts(Rotary):
         self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None
     ) -> Tensor:
         """Return x with cos and sin of the half layout applied to interleaved pairs: a mistake, so
-        this is no rotation.
+        this is no rotation. `key` and `length` have no influence.
         """
+        # with an axis for the heads; dimensions i and i + d/2 have the same entry
         cos, sin = (table.unsqueeze(-3) for table in self.rope.cos_sin_hf(positions))
         partners = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
         return (x * cos + partners * sin).to(x.dtype)
@@ -167,12 +168,14 @@ def measure(
     """Train one model; return its loss at every length, and how its logits change if all positions
     are shifted, as rows.
 
-    norm       an entry of NORMS, NOT_KEPT for mixed layouts, or NONE
-    multiples  the lengths, as multiples of the trained length
-    windows    the number of held-out windows
-    shift      the number of positions by which all tokens are shifted
+    norm             an entry of NORMS, NOT_KEPT for mixed layouts, or NONE
+    preset, changes  the training preset, and changes of its settings
+    multiples        the lengths, as multiples of the trained length
+    windows          the number of held-out windows
+    shift            the number of positions by which all tokens are shifted
     """
     full_preset = training.make_preset(preset, changes, seed, encoding="rope")
+    # plain RoPE is the model of the study `encodings`, which may be trained already
     name, origin = (
         (f"rope-{seed}", "") if norm == NONE else (f"{norm.replace(' ', '-')}-{seed}", norm)
     )
@@ -198,7 +201,8 @@ def measure(
 @torch.no_grad()
 def change_by_shift(model: nn.Module, tokens: Tensor, shift: int) -> np.ndarray:
     """Return [N]: the largest change of a logit of each row of tokens [N, S] if all positions are
-    shifted by `shift`, divided by the deviation of the logits.
+    shifted by `shift`, divided by the standard deviation of the logits, which is that of the 16
+    rows that are read at once.
     """
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     changes = []

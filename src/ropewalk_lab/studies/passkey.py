@@ -80,7 +80,16 @@ def measure(
     depths: list[float],
     count: int,
 ) -> list[Row]:
-    """Train on text and pass keys, then test at every length and depth; return the rows."""
+    """Train on text and pass keys, then test at every length and depth; return the rows.
+
+    base             the base theta of RoPE
+    preset, changes  the training preset, and changes of its settings
+    share            of the training samples that are pass keys, the others are text
+    methods          extension methods, applied beyond the trained length
+    multiples        the lengths, as multiples of the trained length
+    depths           where a pass key lies, from 0 (start) to 1 (end)
+    count            how many samples there are at each length and depth
+    """
     full_preset = training.make_rope_preset(preset, changes, seed, theta=base)
     batches, length = passkey_batches(full_preset, share), training.trained_length(full_preset)
     name = f"passkey-{base:g}-{seed}"
@@ -101,12 +110,12 @@ def measure(
                 row("found", hits, length=tokens, depth=depth, **fields)
                 for (tokens, depth), hits in grid.items()
             ]
-    torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # frees the memory of the long texts; does nothing without a GPU
     return rows
 
 
 def passkey_batches(preset: Preset, share: float) -> MixedBatches:
-    """Return the text of a preset, mixed with a `share` of pass keys."""
+    """Return the text of a preset, mixed with pass keys, which are `share` of the samples."""
     corpus, seed, tokenizer = (
         training.corpus_of(preset),
         preset.train.seed,
@@ -204,7 +213,7 @@ def _percent(share: float | None) -> str:
 
 def _reach(by_length: dict[int, float | None]) -> str:
     """Return the longest length up to which the share of pass keys found is never below FOUND, as
-    text.
+    text; "none" if it is below at the first length. `by_length` ascends.
     """
     reach = 0
     for length, share in by_length.items():
@@ -215,7 +224,9 @@ def _reach(by_length: dict[int, float | None]) -> str:
 
 
 def missed(rows: list[Row], base: float, length: int, method: str = NONE) -> Score | None:
-    """Return the share of pass keys missed, [seeds, depths x samples]."""
+    """Return 1 for each pass key that was missed and 0 for the others, [seeds, depths x samples];
+    None without rows.
+    """
     found = joined_score(rows, "found", base=base, method=method, length=length)
     return None if found is None else Score(1 - found.values)
 
@@ -243,11 +254,11 @@ def claims(rows: list[Row], lengths: list[int], bases: list[float]) -> list[Clai
         result.append(Claim(text, verdict, f"{share:.1%} ± {error:.1%} of {count}"))
     for other in bases[1:]:
         for length in lengths[:2]:
-            both = {f"{base:,.0f}": missed(rows, base, length) for base in (other, bases[0])}
+            pair = {f"{base:,.0f}": missed(rows, base, length) for base in (other, bases[0])}
             text = (
                 f"At {length}, base {other:,.0f} misses fewer pass keys than base {bases[0]:,.0f}"
             )
-            result.append(claim_order(text, both, list(both)))
+            result.append(claim_order(text, pair, list(pair)))
     return result
 
 

@@ -14,7 +14,7 @@ from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, select
 from ropewalk_lab.studies.study import Study
 
-#: how many positions the largest error is taken over
+#: how many positions the largest error is taken over, unless a setting says otherwise
 WIDTH = 5
 PRESETS = presets_of("precision")
 #: the largest error of cos and sin that counts as exact

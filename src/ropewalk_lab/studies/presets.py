@@ -15,7 +15,11 @@ ABOUT: dict[str, str] = _TABLES["about"]
 
 
 def presets_of(study: str) -> dict[str, dict[str, Any]]:
-    """Return the settings of a study by preset."""
+    """Return the settings of a study by preset.
+
+    Of its tables, "all" is for every preset and may name, as `begin`, a group of tables that the
+    settings begin with; then the table of the preset itself counts.
+    """
     tables = _TABLES[study]
     common = dict(tables.get("all", {}))
     begin = _TABLES.get(common.pop("begin", None), {})

@@ -39,7 +39,9 @@ def open_real(
     name: str, device: torch.device, dtype: torch.dtype | None = None
 ) -> tuple[nn.Module, Encode]:
     """Return a model by its name in DOWNLOADS or its path, and its function from text to tokens;
-    TINY is a random model.
+    TINY is a random model, whose tokens are bytes.
+
+    dtype  of the weights, by default as in `open_model`; TINY is float32 by default
     """
     if name != TINY:
         return open_model(find_fetched(name), device, dtype)
@@ -121,9 +123,11 @@ def make_meter(
 ) -> Meter:
     """Return a meter of `fit` whose rows are kept in the workspace.
 
+    name                 the model's name or path in the settings, which the rows' file is named by
     trained, factor      the trained length, and how many times longer the measured windows are
     windows              the number of these windows; 0: no text is read
-    lengths, num_depths  of the pass keys that the model is asked for
+    lengths, num_depths  of the pass keys that the model is asked for: lengths in tokens, and how
+                         many depths at each
     search               candidates of the search for LongRoPE's factors; its window is not measured
     """
     to, spare = round(factor * trained), int(search > 0)
@@ -165,8 +169,9 @@ def make_meter(
 def known_methods(
     names: Sequence[str], long_factor: tuple[float, ...] | None = None
 ) -> dict[str, Any]:
-    """Return the methods of `fit` by name, in the given order; longrope only with factors. An
-    unknown name is an error.
+    """Return the methods of `fit` by name, in the given order. An unknown name is an error.
+
+    long_factor  LongRoPE's factors, one for each pair; None leaves longrope out
     """
     known = methods(long_factor)
     for name in names:

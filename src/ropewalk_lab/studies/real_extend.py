@@ -59,6 +59,10 @@ def measure(
 
     Methods that the model cannot use are left out, and longrope without a search; raise an error if
     no method is left.
+
+    factor   the windows have `factor` times the trained length
+    windows  how many windows are shared among the texts
+    search   candidates of the search for LongRoPE's factors; 0: no search
     """
     loaded, encode = open_real(model, workspace.device)
     trained = trained_length(loaded)
@@ -78,6 +82,7 @@ def measure(
         if search and "longrope" in methods:
             factors = meter.find_longrope(search)
         rows: list[Row] = []
+        # raised if no method could be measured; this first error is for longrope alone
         refused = RopeError(
             "search", "must be at least 1 to measure longrope, whose factors are searched", search
         )
@@ -94,8 +99,8 @@ def measure(
 
 
 def _rows(meter: Any, name: str, method: Method, factor: float) -> list[Row]:
-    """Return the rows of one method: loss by band, loss of texts of the trained length, LongPPL and
-    seconds.
+    """Return the rows of one method from what the meter has measured at a factor: loss by band,
+    loss of texts of the trained length, LongPPL and seconds for each window.
     """
     samples = meter.samples
     measured = [each for each in meter.rows_of({name: method}) if each["metric"] == "text"]

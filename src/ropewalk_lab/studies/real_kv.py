@@ -68,11 +68,12 @@ def measure(
     shift: int,
     windows: int,
 ) -> list[Row]:
-    """Return the loss of the `next` tokens after `length` tokens, for every way to continue from a
-    cache, on the same windows.
+    """Return a row for every way to continue from a cache: the loss of the `next` tokens after
+    `length` tokens, on the same windows.
 
-    sinks  how many tokens at the start are never dropped
-    shift  the distance that all keys move by
+    sinks    how many tokens at the start are never dropped
+    shift    the distance that all keys move by, in positions
+    windows  how many windows are shared among the texts
     """
     loaded, encode = open_real(model, workspace.device)
     tokens = real_windows(text, encode, length + next, windows).to(workspace.device)
@@ -136,14 +137,16 @@ class Continuation:
         return float(F.cross_entropy(logits, tokens[1:]))
 
     def move(self, cache: Any, before: Tensor, after: Tensor) -> Any:
-        """Re-rotate all keys of a cache from some positions to others, in place."""
+        """Re-rotate all keys of a cache from the positions `before` [S] to the positions `after`
+        [S], in place, and return the cache.
+        """
         for layer in cache.layers:
             layer.keys = self.rope.rerotate(layer.keys, before, after)
         return cache
 
     def losses(self, window: Tensor, count: int, sinks: int, shift: int) -> dict[str, float]:
-        """Return the loss of the last `count` tokens of a window for every way to continue from a
-        cache.
+        """Return {way to continue from a cache: the loss of the last `count` tokens of a window}.
+        `sinks` and `shift` are those of `measure`.
 
         The cache has all tokens before these `count` except the last one, which is read together
         with them, because its logits predict the first of them.
@@ -164,7 +167,7 @@ class Continuation:
             _select(self.cached(seen), kept), kept, torch.arange(len(kept), device=kept.device)
         )
         losses["evict, gap closed"] = self.loss(coming, closed, len(kept))
-        # the second half was read on its own, at positions from 0
+        # the second half was read on its own, at positions from 0; "as cached" leaves it there
         for name in ("reuse, re-rotated", "reuse, as cached"):
             front, chunk = self.cached(seen[:half]), self.cached(seen[half:])
             if name == "reuse, re-rotated":

@@ -60,6 +60,7 @@ def measure(
 
     Methods that the model cannot use are left out, and longrope; raise an error if no method is
     left. Without `lengths`, those of `fit` up to `factor` times the trained length are used.
+    `depths` is how many depths there are at each length.
     """
     loaded, encode = open_real(model, workspace.device)
     trained = trained_length(loaded)
@@ -81,6 +82,7 @@ def measure(
             num_depths=depths,
         )
         rows: list[Row] = []
+        # raised if no method could be measured; this first error is for longrope alone
         refused = RopeError(
             "methods",
             "must have one besides longrope, whose factors are not searched here",
@@ -192,10 +194,10 @@ def claims(rows: list[Row], trained: int) -> list[Claim]:
         ("dynamic_yarn", "yarn", False),
     ):
         if {better, worse} <= set(names):
-            both = {name: missed(name, beyond) for name in (better, worse)}
+            pair = {name: missed(name, beyond) for name in (better, worse)}
             where = "Beyond" if beyond else "Within"
             text = f"{where} the trained length, {better} misses fewer pass keys than {worse}"
-            result.append(claim_order(text, both, [better, worse], same_model=True))
+            result.append(claim_order(text, pair, [better, worse], same_model=True))
     return result
 
 

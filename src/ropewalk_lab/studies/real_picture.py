@@ -52,6 +52,6 @@ def bands_of_rows(rows: list[Row], method: str) -> list[LossBand]:
 
 
 def _tokens(text: str) -> int:
-    """Return the number that `short_length` wrote."""
+    """Return the number that `short_length` wrote: "32k" is 32768, "1,900" is 1900."""
     text = text.replace(",", "")
     return int(text[:-1]) * 1024 if text.endswith("k") else int(text)

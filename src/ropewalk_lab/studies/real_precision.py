@@ -64,6 +64,11 @@ def measure(
     on the same windows.
 
     A ledger keeps each KL as soon as it is known, so that a run that was stopped continues.
+
+    dtypes   names of DTYPES
+    lengths  of the windows, in tokens
+    offsets  first positions at which the models of these dtypes read a window
+    windows  how many windows are shared among the texts
     """
     reference, encode = open_real(model, workspace.device, torch.float32)
     trained = trained_length(reference)
@@ -141,10 +146,10 @@ def mean_kl(
     offset: int,
     exact: Tensor | None = None,
 ) -> float:
-    """Return the mean KL per token of the rounded model from the reference; the positions of the
-    reference begin at 0, those of the rounded model at `offset`.
+    """Return the mean KL per token, in nats, of the rounded model from the reference on tokens
+    [1, S]; the positions of the reference begin at 0, those of the rounded model at `offset`.
 
-    exact  the hidden states of the reference, if they are known
+    exact  the hidden states [S, width] of the reference; None: they are computed
     """
     exact_reader, rounded_reader = Reader(reference), Reader(rounded)
     exact = hidden_states(reference, tokens) if exact is None else exact
@@ -180,7 +185,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         ]
         texts = (f"{each.mean:.2e} ± {each.error:.1e}" if each else "-" for each in scores)
         cells.append((dtype, f"{length:,}", rotation, *texts))
-        # logarithmic axes have no 0
+        # logarithmic axes have no 0: it is drawn as position 1, and as a KL of 1e-12
         measured = [(max(o, 1), each.mean) for o, each in zip(offsets, scores, strict=True) if each]
         xs, ys = [float(x) for x, _ in measured], [max(mean, 1e-12) for _, mean in measured]
         series[f"{dtype}, {rotation}, {length:,}"] = (xs, ys)

@@ -125,15 +125,24 @@ def measure(
     """Train one model and measure it afterwards; return the rows.
 
     Windows to measure are taken from the first CHARACTERS of each text, those to train on from what
-    follows in `train_text`; the small text PYTHON serves for both. The other arguments are settings
-    of the study.
+    follows in `train_text`; the small text PYTHON serves for both.
+
+    method       a method of `fit`, or "clipped"
+    objective    CE or LONG_CE
+    text         the texts to measure on
+    factor       how many times longer the new length is than the trained one
+    steps, rate  of the training: its steps and its highest learning rate
+    codes        how many codes each training window states and asks for
+    windows      how many windows of the new length are measured
+    depths       how many depths of pass keys are asked for at each length; 0: none
+    search       candidates of the search for LongRoPE's factors; 0: no search
     """
     loaded, encode = open_real(model, workspace.device, torch.float32)
     trained = trained_length(loaded)
     to = round(factor * trained)
     first = 0 if train_text == PYTHON else CHARACTERS
     tokens = torch.tensor(encode(real_text(train_text, first, 3 * CHARACTERS)))
-    # lengths of the texts with pass keys
+    # lengths of the texts with pass keys, 5 % shorter to leave some tokens for the answer
     asked = [
         n
         for n in (round(0.95 * trained), round(0.95 * to))
@@ -172,8 +181,8 @@ def measure(
 
 
 def mixed_precision(device: torch.device, enabled: bool | None = None) -> torch.autocast:
-    """Return autocast to bfloat16, by default on a GPU only. Its cache would keep the weights of
-    the first step, so it is off.
+    """Return autocast to bfloat16, by default on a GPU only. Its cache of weights in bfloat16 is
+    off: it would go on using those of the first step.
     """
     enabled = device.type == "cuda" if enabled is None else enabled
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
@@ -195,10 +204,13 @@ def cudnn_first() -> AbstractContextManager[Any]:
 def _method(name: str, meter: Meter, search: int, spec: RopeSpec) -> Method:
     """Return a method by name: longrope has searched factors, clipped the number of pairs with less
     than one turn in training; raise an error for longrope without a search.
+
+    search  candidates of the search; 0: no search
+    spec    the rope of the model
     """
     if name == "clipped":
-        turns = [w * meter.samples.trained for w in spec.ladder_frequencies().radians]
-        slow = sum(angle < 2 * math.pi for angle in turns)
+        angles = [w * meter.samples.trained for w in spec.ladder_frequencies().radians]
+        slow = sum(angle < 2 * math.pi for angle in angles)
         return Method(name, factor=False, options={"pairs": slow})
     if name == LONGROPE:
         if not search:
@@ -227,6 +239,9 @@ def train(
     The learning rate rises to `rate` over the first tenth of the steps and then falls linearly
     towards 0. Each window states `codes` codes and asks for them later, because most texts hardly
     need their distant tokens.
+
+    tokens           of the text to train on [N]
+    trained, factor  the trained length, and how many times longer the new length is
     """
     reader, to = Reader(model), round(factor * trained)
     if len(tokens) < to:
@@ -284,7 +299,9 @@ def _needs_checkpointing(model: Any, tokens: int) -> bool:
 
 
 def _step(reader: Reader, window: Tensor, trained: int, objective: str) -> float:
-    """Add the gradients of one window, and return its loss."""
+    """Add the gradients of one window of tokens [S], and return its loss. With LongCE, first read
+    the window with a short context.
+    """
     window, context = window.to(reader.device), max(2, trained // 2)
     # losses with `context` tokens of context or a little more, which LongCE compares with those of
     # the whole window
@@ -302,8 +319,8 @@ def _step(reader: Reader, window: Tensor, trained: int, objective: str) -> float
 
 
 def _rows(meter: Meter, fields: dict[str, Any]) -> list[Row]:
-    """Return the rows of one trained model: loss by band of positions, and the pass keys found by
-    length.
+    """Return the rows of one trained model, with the further columns `fields`: the loss of each
+    window in every band of positions, and the pass keys found (1 or 0) at each length.
     """
     samples = meter.samples
     texts = sorted(

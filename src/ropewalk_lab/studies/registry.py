@@ -28,6 +28,7 @@ _MODULES = (
     "relative",
     "rope_variants",
 )
+# a module has one STUDY, or several in STUDIES
 _FOUND = {
     study.name: study
     for module in (import_module(f"ropewalk_lab.studies.{name}") for name in _MODULES)

@@ -40,8 +40,14 @@ def measure(
     windows: int,
     length: int,
 ) -> list[Row]:
-    """Measure the change of the logits, relative to their standard deviation, if all positions are
-    shifted; return the rows.
+    """Return rows with the largest change of a logit in each window, relative to the standard
+    deviation of all logits, if all positions are shifted.
+
+    seed     of the weights and of the tokens, which are random
+    names    of the encodings: names of ENCODINGS, or FLOAT32
+    shifts   the numbers of positions
+    windows  how many rows of tokens the model reads
+    length   the tokens in each
     """
     rows = []
     for name in names:
@@ -87,7 +93,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         declared = ENCODINGS[name].relative if name in ENCODINGS else True
         texts = (f"{change:.1e}" if change < NOT_FINITE else "overflows" for change in changes)
         cells.append((name, "yes" if declared else "no", *texts))
-        # a logarithmic axis has no 0, and an overflow has no place on it
+        # a logarithmic axis has no 0, and an overflow has no place on it; NaN draws no point
         series[name] = (
             shifts,
             [max(change, 1e-9) if change < NOT_FINITE else float("nan") for change in changes],

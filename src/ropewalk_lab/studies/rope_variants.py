@@ -58,7 +58,8 @@ class RopeVariants:
     def rope(self, variant: Any) -> dict[str, Any]:
         """Return the fields of the RopeSpec that a variant is trained with.
 
-        A number is a base; a name that the table lacks is that of a scaling.
+        In a table without `variants` the variant is a base. Otherwise it is a name of `variants`,
+        or else of SCALINGS; a method after WITH has no influence on the training.
         """
         if not self.variants:
             return {"theta": variant}
@@ -158,6 +159,7 @@ def measure(
     variant    a base, a name of the table or of a scaling; with " + " and a method of `extend`, the
                model is read with this method, its factor being the multiple
     text       a source of text, "" for that of the preset
+    preset     the training preset; `changes` of its settings
     multiples  the lengths, as multiples of the trained length
     windows    the number of held-out windows
     formula    a hash of the frequencies, for those that their name does not identify
@@ -182,8 +184,8 @@ def measure(
 
 
 def log_scales(model: nn.Module) -> np.ndarray:
-    """Return alpha of every learned frequency omega exp(alpha) of a model; empty if none is
-    learned.
+    """Return alpha [N] of every learned frequency omega exp(alpha), over all layers and pairs of a
+    model; empty if none is learned.
     """
     found = [value for name, value in model.named_parameters() if name.endswith("log_scale")]
     return np.concatenate([np.zeros(0), *(value.detach().cpu().double() for value in found)])
@@ -198,7 +200,7 @@ def findings(study: str, rows: list[Row], facts: dict[str, Any]) -> Findings:
     tables, figures, claims = [], {}, []
     for text in distinct(rows, "loss", "text") if "text" in rows[0] else [None]:
         where = {} if text is None else {"text": text}
-        of = "" if text is None else f", {TEXTS.get(text, text)}"
+        suffix = "" if text is None else f", {TEXTS.get(text, text)}"  # for titles and claims
         cells = [
             (label(table, variant, short=True), *losses)
             for variant, (_, *losses) in zip(
@@ -209,17 +211,17 @@ def findings(study: str, rows: list[Row], facts: dict[str, Any]) -> Findings:
         ]
         note = "Nats per byte, zero-shot beyond the first length."
         columns = (table.field, *map(str, lengths))
-        tables.append(Table(f"{table.title} and context length{of}", columns, cells, note))
+        tables.append(Table(f"{table.title} and context length{suffix}", columns, cells, note))
         series = {
             label(table, variant): by_length(rows, lengths, **{table.field: variant}, **where)
             for variant in variants
         }
         y = "loss, nats per byte"
-        drawn = line_figure(series, title=table.title + of, x="tokens of context", y=y)
+        drawn = line_figure(series, title=table.title + suffix, x="tokens of context", y=y)
         figures[study if text is None else f"{study}-{text}"] = drawn
-        claims += _claims(table, rows, variants, lengths, of, where)
+        claims += _claims(table, rows, variants, lengths, suffix, where)
     if select(rows, "alpha"):
-        tables.append(_alphas(table, rows))
+        tables.append(_alphas(rows))
     ours = {}
     if study == "base":
         tables.append(_by_use(rows, variants, lengths))
@@ -240,7 +242,7 @@ def label(table: RopeVariants, variant: Any, *, short: bool = False) -> str:
     )
 
 
-def _alphas(table: RopeVariants, rows: list[Row]) -> Table:
+def _alphas(rows: list[Row]) -> Table:
     """Return a table of how far training moved learned frequencies from where they began."""
     cells = []
     for each in select(rows, "alpha"):
@@ -290,15 +292,15 @@ def _claims(
     rows: list[Row],
     variants: Sequence[Any],
     lengths: list[int],
-    of: str,
+    suffix: str,
     where: dict[str, str],
 ) -> list[Claim]:
     """Return claims about the loss at the shortest and at the longest length: that of the reference
     of `table` is lower than that of every other variant, and that of every variant without a method
     is lower than that of every variant with one.
 
-    of     words that name the text in a claim
-    where  fields that the rows must have
+    suffix  names the text in a claim, such as ", prose"; "" if all models train on one text
+    where   fields that the rows must have
     """
     result = []
     with_method = [each for each in variants if parts(each)[1]]
@@ -317,7 +319,7 @@ def _claims(
             for each in (table.reference, *variants)
         }
         for first, other in ((label(table, one), label(table, two)) for one, two in orders):
-            text = f"At {length}{of}, {first} has a lower loss than {other}"
+            text = f"At {length}{suffix}, {first} has a lower loss than {other}"
             result.append(claim_order(text, losses, [first, other]))
     return result
 

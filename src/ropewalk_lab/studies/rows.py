@@ -28,8 +28,8 @@ def row(metric: str, values: np.ndarray | Sequence[float] | float, **fields: Any
 
 
 def _rounded(value: float | np.floating) -> float:
-    """Round to six significant digits, far below the smallest difference that matters; integers,
-    such as counts, stay exact.
+    """Return a value rounded to six significant digits, far below the smallest difference that
+    matters. Integers, such as counts, stay exact; NaN and infinities become NOT_FINITE.
     """
     if not abs(value) < NOT_FINITE:
         return NOT_FINITE
@@ -66,7 +66,9 @@ def joined_score(rows: Iterable[Row], metric: str, **fields: Any) -> Score | Non
 def scores_by(
     rows: Iterable[Row], metric: str, field: str, values: Iterable[Any], **fields: Any
 ) -> dict[Any, Score]:
-    """Return value -> score for each value of a field that was measured."""
+    """Return {value: its score} for each of `values`, of the field named `field`; those that were
+    not measured are left out. Rows must also have `fields`.
+    """
     rows = list(rows)
     return {
         value: each
@@ -103,5 +105,5 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def digest(value: Any) -> str:
-    """Return a short hash of plain data."""
+    """Return a hash of plain data, 12 hexadecimal digits."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).hexdigest()[:12]

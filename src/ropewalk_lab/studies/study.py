@@ -22,6 +22,7 @@ from ropewalk_lab.studies.findings import Findings
 from ropewalk_lab.studies.jobs import JobRunner, Workspace
 from ropewalk_lab.studies.rows import Row, read_rows, write_rows
 
+#: the two files in a study's folder that a report reads
 FACTS, ROWS = "study.json", "rows.jsonl"
 #: lists that may be empty besides those that a preset leaves empty; without `tuned_factors` no
 #: model is fine-tuned
@@ -35,6 +36,7 @@ NAMES = ("encodings", "norms", "objectives", *METHODS)
 class Study:
     """One question and how it is measured.
 
+    about      the question, in one sentence
     presets    name -> settings, plain data; "seeds" is the number of trainings of each model
     run        runs the jobs; returns facts about the text and the training for the report
     findings   rows and facts -> tables, figures and claims
@@ -51,8 +53,9 @@ class Study:
     seeded: bool = True
 
     def settings(self, preset: str, changes: Iterable[str] = ()) -> dict[str, Any]:
-        """Return the settings of a preset, with changes such as "windows=8"; an unknown setting is
-        an error.
+        """Return the settings of a preset, with changes such as "windows=8", whose values are TOML.
+        An unknown setting or name, a value of another type, multiples that do not ascend from 1 and
+        an empty list (where no preset has one) are errors.
         """
         settings = dict(self.presets[choice("preset", preset, self.presets)])
         for change in changes:
@@ -67,7 +70,7 @@ class Study:
             example = settings[name]
             if isinstance(example, list):
                 # with the types of all presets: a list of integers in one may be floats in another
-                example = [each for preset in self.presets.values() for each in preset[name]]
+                example = [each for table in self.presets.values() for each in table[name]]
             if not _is_like(value, example):
                 raise RopeError(
                     "set", f"must give {name} a value like the preset's, {settings[name]!r}", change
@@ -83,23 +86,27 @@ class Study:
             )
         for name, value in settings.items():
             may_be_empty = name in MAY_BE_EMPTY or any(
-                preset[name] == [] for preset in self.presets.values()
+                table[name] == [] for table in self.presets.values()
             )
             if value == [] and not may_be_empty:
                 raise RopeError("set", f"must give {name} at least one value", f"{name}=[]")
         return settings
 
     def _check_names(self, setting: str, value: Any) -> None:
-        """Refuse a name that the study does not know, before anything is trained."""
+        """Raise an error, before anything is trained, if `setting` is a list of names (NAMES) and
+        `value` has one that the study does not know.
+        """
         if setting not in NAMES:
             return
+        # all names in this setting of any preset; the two settings of methods share theirs
         known = {
             name: None
             for preset in self.presets.values()
             for each in (METHODS if setting in METHODS else (setting,))
             for name in preset.get(each, ())
         }
-        # a user's own encoding or extension method is known too
+        # a user's own encoding or extension method is known too, unless the study's methods are of
+        # another kind than those of `extension_methods`
         registry = ENCODINGS if setting == "encodings" else extension_methods.METHODS
         if setting == "encodings" or known.keys() <= {*registry, *extension_methods.OTHERS}:
             known |= dict.fromkeys(registry)
@@ -112,11 +119,12 @@ def _is_like(value: Any, example: Any) -> bool:
     float.
 
     Each value of a list has the type of one of the preset's; a preset's empty list has no types to
-    compare with.
+    compare with. Where the preset has None, any value will do.
     """
     if isinstance(value, list) and isinstance(example, list) and example:
         return all(any(_is_like(each, other) for other in example) for each in value)
     kinds = (int, float) if isinstance(example, float) else type(example)
+    # in Python a bool is an int too; as a setting it is not
     return example is None or (
         isinstance(value, kinds) and isinstance(value, bool) == isinstance(example, bool)
     )
@@ -134,9 +142,13 @@ def run_study(
     workers: int | None = None,
     quiet: bool = False,
 ) -> Path:
-    """Run the unfinished jobs of a study, write its rows, figures and facts, and return its folder.
+    """Run the unfinished jobs of a study, write its rows, figures and facts, and return its folder,
+    which is in `out` and has the study's name.
 
-    models   folder of trained models; models that another study trained there are used again
+    seeds    the number of seeds, from 0 on; None: that of the preset
+    changes  of the settings, as in `Study.settings`
+    models   folder of trained models, by default `out`/models; models that another study trained
+             there are used again
     workers  number of parallel processes; by default one per core on a CPU, and one on a GPU, which
              they would share
     """

@@ -32,7 +32,9 @@ from ropewalk_lab.trainer import Trainer
 
 
 def make_preset(name: str, changes: Sequence[str], seed: int, **model: Any) -> Preset:
-    """Return a preset with changes and a seed; `model` replaces values of its model table."""
+    """Return a preset with changes, such as "train.warmup=9", and a seed; `model` replaces values
+    of its model table.
+    """
     preset = read_preset(name, [*changes, f"train.seed={seed}"])
     return replace(preset, model={**preset.model, **model})
 
@@ -50,7 +52,7 @@ def fine_tuning(
     """Return a preset to train a model further, at another length and learning rate.
 
     The seed is changed so that the model does not see the windows of the first training in the same
-    order again.
+    order again. A step has `batch` rows of `length` tokens; `rate` is the learning rate.
     """
     stages = (Stage(length, batch, steps),)
     train = replace(
@@ -101,7 +103,7 @@ def make_trainer(
         objective.__name__,
     ]
     folder = workspace.models / f"{name}-{digest(identity)}"
-    settings = replace(preset.train, keep=1)
+    settings = replace(preset.train, keep=1)  # only the latest checkpoint
     return Trainer(
         model,
         batches,
@@ -128,7 +130,7 @@ def scale_embeddings(model: nn.Module) -> nn.Module:
 
 def train_or_load(workspace: Workspace, name: str, preset: Preset, **options: Any) -> Trainer:
     """Return a trainer after its last step, loaded if the training is complete; `options` are
-    passed to `make_trainer`.
+    passed to `make_trainer`. A training that a signal stopped raises KeyboardInterrupt.
     """
     trainer = make_trainer(workspace, name, preset, **options)
     # the trainer has a folder; another study may train the same model in it
@@ -154,14 +156,18 @@ def trained_length(preset: Preset) -> int:
 
 
 def held_out_windows(preset: Preset, count: int, longest: int) -> np.ndarray:
-    """Return windows of `longest` + 1 tokens, the same for every model and seed of a study."""
+    """Return windows [count, longest + 1] of token ids of held-out text, the same for every model
+    and seed of a study.
+    """
     return corpus_of(preset).valid.windows(count, longest + 1)
 
 
 def loss_rows(
     model: nn.Module, windows: np.ndarray, lengths: Sequence[int], tail: int, /, **fields: Any
 ) -> list[Row]:
-    """Return rows of the loss and accuracy on the same last `tail` tokens at each context length."""
+    """Return two rows for each context length, with one value per window: the loss and the accuracy
+    of the last `tail` tokens, which are the same at every length.
+    """
     rows = []
     for length in lengths:
         losses, hits = tail_means(model, windows, length, tail)
