@@ -216,8 +216,9 @@ def audit(
     text = config_file.text_part(loaded)
     outside = {f"{key}_outside": loaded[key] for key in ROPES if loaded.get(key)}
     if text is not loaded:  # the config has a part for its text model
-        if loaded.get("rope_theta") is not None:
-            outside["rope_theta_outside"] = loaded["rope_theta"]
+        for key in ("rope_theta", "max_position_embeddings"):
+            if loaded.get(key) is not None:
+                outside[f"{key}_outside"] = loaded[key]
         vision = loaded.get("vision_config")
         if isinstance(vision, Mapping) and any(vision.get(key) for key in ROPES):
             outside["vision_rope_outside"] = True

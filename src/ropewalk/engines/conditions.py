@@ -135,8 +135,8 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "vision rope without a length": lambda reading: bool(
         reading.case.config.get("vision_scaling_outside")
     ),
-    # a rope beside the text model, or in a config without one of a family that has one
-    "a wrapper's own rope is scaled by a length": lambda reading: (
+    # the rope of the whole config, which is beside the text model if there is one
+    "own rope scaled by a length": lambda reading: (
         _own_name(reading.case) in ("yarn", "llama3", "longrope")
     ),
     "no key rope_scaling": lambda reading: "rope_scaling" not in reading.case.config,
@@ -174,31 +174,12 @@ def _named_outside(case: ServedLayer) -> str | None:
     return (rope.get("rope_type") or rope.get("type")) if isinstance(rope, Mapping) else None
 
 
-#: families whose config class has a part for the text model, and no served length itself
-WRAPPERS = (
-    "gemma3",
-    "llama4",
-    "mistral3",
-    "internvl",
-    "llava",
-    "aya_vision",
-    "cohere2_vision",
-    "ovis2",
-)
-
-
 def _own_name(case: ServedLayer) -> str | None:
-    """Return the name of the scaling that a config of WRAPPERS has itself, not in the part for its
-    text model; None for other configs and for a rope without a name.
+    """Return the name of the scaling that the whole config has itself, not in the part for its text
+    model; None for a rope without a name.
     """
     # `audit` adds the ropes of the whole config to those of the text model under these keys
-    config, suffix = case.config, "_outside"
-    if OUTER_TYPE not in config:
-        suffix = ""
-        if case.model_type not in WRAPPERS:
-            return None
-    elif config.get(OUTER_TYPE) not in WRAPPERS:
-        return None
+    config, suffix = case.config, "_outside" if OUTER_TYPE in case.config else ""
     ropes = [config.get(f"{key}{suffix}") for key in ("rope_scaling", "rope_parameters")]
     rope = next((each for each in ropes if isinstance(each, Mapping) and each), {})
     return rope.get("rope_type") or rope.get("type")

@@ -50,18 +50,9 @@ TYPES: dict[str, Callable[[Any], bool]] = {
     "a list of integers": lambda value: (
         value is None or (isinstance(value, list) and all(map(TYPES["an integer"], value)))
     ),
-    "a list of known layer types": lambda value: (
-        value is None
-        or (isinstance(value, list) and all(each in KNOWN_LAYER_TYPES for each in value))
-    ),
+    # a row with `names` has the known ones
+    "a list of known layer types": lambda value: value is None or isinstance(value, list),
 }
-#: the layer types that transformers' config classes take, with older names that some of them change
-KNOWN_LAYER_TYPES = (
-    "full_attention", "sliding_attention", "chunked_attention", "window_attention",
-    "indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention",
-    "minimax_m3_sparse", "conv", "moe", "hybrid", "hybrid_sliding", "reference_sliding_attention",
-    "linear_attention", "sparse", "dense", "mamba", "attention",
-)  # fmt: skip
 
 Releases = Mapping[str, "Release"]
 #: what a row can do; filled by `operations`
@@ -160,6 +151,14 @@ class Rule:
         return self.says.format(**names)
 
 
+def _has_type(value: Any, row: Mapping[str, Any]) -> bool:
+    """Return whether a value has the type of a row of `types`, and no name that the row lacks."""
+    names = row.get("names")
+    return TYPES[row["is"]](value) and (
+        names is None or value is None or all(each in names for each in value)
+    )
+
+
 def _holds(condition: str, reading: EngineReading) -> bool:
     """Return whether a condition of CONDITIONS holds; "not " before its name negates it."""
     name = condition.removeprefix("not ")
@@ -183,7 +182,8 @@ class Release:
     needs     {model type: keys of the config that its class demands}, for mlx-lm
     nulls_refused  {key of the config: families whose config class takes no null for it}
     types     keys of the config whose values the config class checks: rows with `keys`, the type
-              `is` and, unless all classes have them, the `families` or `not_families`
+              `is`, for a list the `names` that it may have, and, unless all classes have them, the
+              `families` or `not_families`
     nulls     keys of a rope whose null the rules are about
     code      the model types that the engine can load, and what it says of others
     """
@@ -303,7 +303,7 @@ class Release:
                 for key in row["keys"]:
                     if key not in case.config and row.get("needed") and is_whole:
                         yield key, row["is"]
-                    if key in case.config and not TYPES[row["is"]](case.config[key]):
+                    if key in case.config and not _has_type(case.config[key], row):
                         yield key, row["is"]
 
     def loads(self, releases: Releases) -> frozenset[str]:
