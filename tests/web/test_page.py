@@ -4,6 +4,7 @@ import json
 import math
 import re
 import struct
+import time
 
 import pytest
 
@@ -231,6 +232,26 @@ def test_the_page_says_so_if_a_dropped_file_is_no_model_file(browser, local, tmp
     show(browser, local, 1440, "doctor?lang=en", ANSWERED)
     browser.drop(tmp_path / name)
     browser.wait("document.querySelector('.verdict h2').textContent.match(/file/)", "the words")
+
+
+def test_views_that_were_left_are_freed(browser, local):
+    browser.open(f"{local}/#doctor", "document.querySelector('textarea') !== null")
+    browser.send("Performance.enable")
+
+    def nodes():
+        browser.send("HeapProfiler.collectGarbage")
+        metrics = browser.send("Performance.getMetrics")["metrics"]
+        return next(each["value"] for each in metrics if each["name"] == "Nodes")
+
+    before = nodes()
+    browser.js(
+        """(() => { for (let i = 0; i < 100; i++) {
+          history.replaceState(null, "", i % 2 ? "#doctor" : "#story");
+          dispatchEvent(new HashChangeEvent("hashchange"));
+        } return 0; })()"""
+    )
+    time.sleep(0.5)
+    assert nodes() < 20 * before
 
 
 def test_the_keyboard_reaches_everything(browser, local):

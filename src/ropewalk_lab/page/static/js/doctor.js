@@ -133,7 +133,7 @@ export function doctor(app) {
     if (kind === "drop" && event.dataTransfer.files[0]) take(event.dataTransfer.files[0]);
   });
   const models = h("div", { class: "grow" }, knownModels(state, pick));
-  const stop = watch((next) => { if (next === "failed" && area.isConnected) { stop?.(); complain(t("python.failed")); } });
+  watch((next) => { if (next === "failed" && area.isConnected) complain(t("python.failed")); });
 
   const input = h("section", { class: "stack tight" },
     models,

@@ -5,11 +5,11 @@
 export const local = document.documentElement.dataset.local !== undefined;
 const waiting = new Map();
 let worker = null, count = 0, state = "asleep";
-const watchers = new Set();
+let watcher = () => {};
 
-function change(next, why) { state = next; for (const each of watchers) each(next, why); }
-/** Call a function whenever Python starts, is ready or fails. */
-export function watch(action) { watchers.add(action); action(state); return () => watchers.delete(action); }
+function change(next, why) { state = next; watcher(next, why); }
+/** Call a function now and whenever Python starts, is ready or fails, until the next call of `watch`: more would keep views that are gone. */
+export function watch(action) { watcher = action; action(state); }
 export const condition = () => state;
 
 function start() {
