@@ -11,7 +11,7 @@ import pytest
 
 from ropewalk import RopeError, RopeSpec
 from ropewalk.config import add_families, explain, from_hf, layer_specs, to_hf
-from ropewalk.config.families import TABLE, families, family_of
+from ropewalk.config.families import TABLE, class_sizes, families, family_of
 
 ROW = """
 [[family]]
@@ -149,3 +149,29 @@ def test_every_name_of_the_table_is_known_once():
     assert set(names) <= set(families())
     assert family_of("llama").default("rope_theta") == 10_000.0
     assert family_of("no such model") is family_of(None)
+
+
+def test_sizes_of_classes_are_those_of_transformers():
+    pytest.importorskip("transformers")
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    assert len(class_sizes()) > 90
+    for name, sizes in class_sizes().items():
+        config = CONFIG_MAPPING[name]()
+        assert {key: getattr(config, key) for key in sizes} == sizes, name
+
+
+@pytest.mark.parametrize(("model_type", "text_type"), [("llava", "llama"), ("idefics2", "mistral")])
+def test_a_text_part_may_leave_its_sizes_to_its_class(model_type, text_type):
+    transformers = pytest.importorskip("transformers")
+    part = {"model_type": text_type, "max_position_embeddings": 4096, "num_hidden_layers": 3}
+    config = {"model_type": model_type, "text_config": part}
+    real = transformers.AutoConfig.for_model(model_type, text_config=dict(part)).text_config
+    assert from_hf(config) == from_hf(real.to_dict())
+    assert len(layer_specs(config)) == real.num_hidden_layers
+    # a size under another of its names is given
+    other = from_hf({**config, "text_config": {**part, "n_embd": 2048}})
+    assert other.head_dim == 2048 // real.num_attention_heads
+    # the config of a text model itself has its sizes
+    with pytest.raises(RopeError, match="hidden_size: must be given"):
+        from_hf(part)

@@ -17,6 +17,7 @@ from ropewalk.caches import cached
 from ropewalk.errors import RopeError, choice, flag, integer, number
 
 TABLE = Path(__file__).with_name("families.toml")
+SIZES = Path(__file__).with_name("class_sizes.toml")
 #: theta and rotated fraction of a family whose row gives no others
 COMMON_DEFAULTS: dict[str, Any] = {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0}
 #: config keys that `reads` may list
@@ -205,6 +206,14 @@ def add_families(text: str) -> tuple[str, ...]:
             raise RopeError("model_types", rule, name)
     known.update(rows)
     return tuple(rows)
+
+
+@cached("sizes of classes", entries=1)
+def class_sizes() -> dict[str, dict[str, int]]:
+    """Return {model_type: the sizes by config key that its class in transformers has by default}."""
+    names = ("hidden_size", "num_attention_heads", "num_hidden_layers")
+    rows = tomllib.loads(SIZES.read_text(encoding="utf-8"))
+    return {name: dict(zip(names, sizes, strict=True)) for name, sizes in rows.items()}
 
 
 @cached("rows of families", entries=1)

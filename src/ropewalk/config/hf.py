@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ropewalk.config import diffusion
+from ropewalk.config import diffusion, keys
 from ropewalk.config.checks import checked_rope_objects
-from ropewalk.config.families import families, family_of
+from ropewalk.config.families import class_sizes, families, family_of
 from ropewalk.config.file import load, text_part
 from ropewalk.config.layers import declared_or_full, layer_names, layer_ropes
 from ropewalk.config.normal import normal_form
@@ -100,7 +100,7 @@ def layer_specs(config: Any) -> list[RopeSpec | None]:
     """Return the spec of each layer of the model that a config describes; None for layers that are
     not rotated.
     """
-    text = text_part(load(config))
+    text = _text(config)
     specs, _ = read_specs(text)
     names = layer_names(text, family_of(text.get("model_type")), list(specs))
     return [specs.get(name) for name in names]
@@ -110,7 +110,7 @@ def temperatures_from_hf(config: Any) -> dict[str, Temperature | None]:
     """Return the temperature of each layer type, as `from_hf(per_layer=True)` names them; None if
     queries have no factor.
     """
-    text = text_part(load(config))
+    text = _text(config)
     model_type = text.get("model_type")
     # `_read_config` refuses a model without a rope, so its values are read here
     if model_type not in WITHOUT_ROPE:
@@ -190,11 +190,30 @@ class _Reading:
     rope: Mapping[str, Value] = field(default_factory=dict)
 
 
+def _text(config: Any) -> Mapping[str, Any]:
+    """Return the text part of a config. One inside another config also gets the sizes that it
+    leaves to its class, as transformers 4 wrote it.
+    """
+    whole = load(config)
+    text = text_part(whole)
+    if text is whole:
+        return text
+    sizes = class_sizes().get(str(text.get("model_type")), {})
+    absent = {key: size for key, size in sizes.items() if not any(k in text for k in _names(key))}
+    return {**text, **absent} if absent else text
+
+
+def _names(key: str) -> tuple[str, ...]:
+    """Return all names of a size by its first one."""
+    sizes = (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS, keys.LAYER_COUNT_KEYS)
+    return next(names for names in sizes if key in names)
+
+
 def _read_config(config: Any, precision: str) -> _Reading:
     """Return what a config says. `config` and `precision` are those of `from_hf`; the five
     steps are those of the module's docstring.
     """
-    text = text_part(load(config))  # 1. load
+    text = _text(config)  # 1. load
     if diffusion.CLASS_KEY in text:
         spec, sources = diffusion.read(text, precision)
         return _Reading(text[diffusion.CLASS_KEY], {diffusion.LAYER_TYPE: spec}, sources)
