@@ -104,6 +104,18 @@ SMOLLM3 = {
     "max_position_embeddings": 65536,
     "rope_theta": 5000000.0,
 }
+FULL_FIRST = ("full_attention", "sliding_attention", "sliding_attention")
+#: a factor and a trained length under names of llama.cpp, without a scaling's name
+OF_LLAMA_CPP = {"rope_scaling_factor": 4.0, "rope_scaling_orig_ctx_len": 2048}
+GRANITE_H = {
+    "model_type": "granitemoehybrid",
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 40,
+    "vocab_size": 100352,
+    "max_position_embeddings": 131072,
+}
 OSS = {
     **EXAMPLES["gpt-oss-20b"],
     "hidden_size": 2880,
@@ -442,7 +454,8 @@ BROKEN = [
     Broken("fraction_too_large", changed(NEOX, rotary_pct=50), NEOX),
     Broken("fraction_too_large", changed(NEOX, rotary_pct=1.7), None),
     Broken("fraction_fails", changed(RIGHT, partial_rotary_factor=0.5), RIGHT),
-    Broken("fraction_ignored", changed(LLAMA, partial_rotary_factor=0.5), LLAMA),
+    Broken("fraction_ignored", changed(LLAMA, partial_rotary_factor=0.5), None),
+    Broken("fraction_ignored", changed(QWEN3_8B, partial_rotary_factor=0.5), QWEN3_8B),
     Broken(
         "width_contradicts_fraction",
         changed(LLAMA, model_type="minimax_m2", rotary_dim=64, partial_rotary_factor=0.25),
@@ -776,5 +789,62 @@ BROKEN = [
         "rope_key_misspelled",
         changed(LLAMA, {**YARN, "rope_beta_fast": 16.0}),
         changed(LLAMA, {**YARN, "beta_fast": 16.0}),
+    ),
+    Broken("keys_with_dots", {**LLAMA, **{f"rope_scaling.{k}": v for k, v in YARN.items()}}, RIGHT),
+    Broken(
+        "keys_with_dots",
+        {**LLAMA, "rope_scaling": {"rope_type": "linear"}, "rope_scaling.factor": 4.0},
+        changed(LLAMA, {"rope_type": "linear", "factor": 4.0}),
+    ),
+    Broken(
+        "keys_with_dots",
+        {**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "rope_scaling.factor": 4.0},
+        None,
+    ),
+    Broken("keys_with_dots", {**LLAMA, "rope_parameters.full_attention.factor": 4.0}, None),
+    # a factor and a trained length, which linear does not read, in llama.cpp's names
+    Broken("key_of_another_stack", {**RIGHT, "rope_scaling": None, **OF_LLAMA_CPP}, None),
+    Broken(
+        "layer_types_unknown",
+        {**GEMMA3_TEXT, "layer_types": ["sliding"] * 5 + ["full_attention"]},
+        {**GEMMA3_TEXT, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]},
+    ),
+    Broken("layer_types_unknown", {**GEMMA3_TEXT, "layer_types": ["dilated"]}, None),
+    Broken(
+        "layer_types_length",
+        {**SMOLLM3, "layer_types": ["full_attention"] * 32},
+        {**SMOLLM3, "layer_types": ["full_attention"] * 36},
+    ),
+    Broken(
+        "layer_types_length",
+        {**GEMMA3_TEXT, "num_hidden_layers": 8, "layer_types": [*FULL_FIRST, *FULL_FIRST] * 2},
+        {**GEMMA3_TEXT, "num_hidden_layers": 8, "layer_types": ([*FULL_FIRST] * 3)[:8]},
+    ),
+    # cut within a pattern that is not known
+    Broken(
+        "layer_types_length",
+        {
+            **LLAMA,
+            "num_hidden_layers": 8,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+        None,
+    ),
+    Broken(
+        "thetas_of_unknown_family",
+        {**LLAMA, "model_type": "chatglm", "rope_ratio": 50, "rope_theta": 1000000.0},
+        None,
+    ),
+    Broken(
+        "rope_of_fixed_family",
+        {
+            "model_type": "gptj",
+            "n_embd": 4096,
+            "n_head": 16,
+            "rotary_dim": 64,
+            "n_positions": 2048,
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+        },
+        None,
     ),
 ]

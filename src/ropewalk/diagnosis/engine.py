@@ -45,7 +45,7 @@ def findings(case: Examination, engine: str) -> list[Finding]:
     try:
         found = _audited(case.root, engine, case.length)
     except RopeError as error:
-        facts = {"key": error.field, "value": error.value, "why": str(error)}
+        facts = {"key": error.field, "value": engine, "why": str(error)}
         return [_finding(rows["engine_not_known"], facts, None, False)]
     told: list[Finding] = []
     whys: set[str] = set()

@@ -50,6 +50,8 @@ MOST = 64
 PASSES = 8
 #: repairs that extend a rope to a longer length
 EXTENSIONS = ("add_yarn", "raise_factor", "put_factor")
+#: finders of unusual settings of a scaling, which its lengths and its factor explain or do not
+SETTINGS = ("yarn_unusual",)
 #: mistakes of the trained length and of the factor, from which an extension follows
 BASES = (
     "trained_length_tiny",
@@ -233,9 +235,10 @@ def _pass(case: Examination) -> list[_Found]:
             before, state, reaches = copy.deepcopy(case.root), case.state(), case.reaches
             facts.setdefault("absent", _absent(facts))
             if row.repair and facts.get("fixable", True) and row.id not in case.withheld:
-                # a wrong length or factor says nothing about how far to extend the rope
+                # a wrong length or factor says nothing about how far to extend the rope, nor
+                # whether the other settings of the scaling are meant
                 wrong = any(each.row.find in BASES and not each.repaired for each in found)
-                if not (wrong and row.repair in EXTENSIONS):
+                if not (wrong and (row.repair in EXTENSIONS or row.find in SETTINGS)):
                     REPAIRS[row.repair](case, row, facts)
                     if loses(before, case.root, row, facts):
                         case.root, case.reaches = copy.deepcopy(before), reaches

@@ -219,6 +219,8 @@ def key_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
         meant.keys() - scaling.keys() - {"factor"}
     )
     clash |= kind == ""
+    # without a type a factor alone is linear; keys that linear does not read name another scaling
+    clash |= kind is None and not beside and bool(scaling.keys() - {"rope_type", "factor"})
     told = ", ".join(found)
     parts = [f"{key} {value:g}" for key, value in scaling.items() if positive(value)]
     words = " ".join([str(scaling.get("rope_type", "")), *parts]).strip()
@@ -267,6 +269,22 @@ def translate(case: Examination, row: Mistake, facts: Facts) -> None:
     trained = whole(facts["scaling"].get(TRAINED_LENGTH_KEY))
     if kind == "yarn" and trained and case.served == trained and case.length:
         case.text[length_key(case)] = max(case.length, trained)
+
+
+@finder
+def thetas_of_unknown(case: Examination, row: Mistake) -> Facts | None:
+    """Find thetas under several names that differ, in a model whose code is not known."""
+    if case.family.known or case.metadata is not None:
+        return None
+    thetas = {}
+    for key, value in case.text.items():
+        sense, number = meaning(key), positive(value)
+        if number and (key in keys.THETA_KEYS or sense in (THETA, "ratio")):
+            thetas[key] = CHATGLM_THETA * number if sense == "ratio" else number
+    if len(set(thetas.values())) < 2:
+        return None
+    told = ", ".join(f"{key} {theta:,.10g}" for key, theta in thetas.items())
+    return {"key": ", ".join(thetas), "value": told, "model": case.model_type}
 
 
 @finder
@@ -347,15 +365,16 @@ def pairs_contradict(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def theta_in_attention_part(case: Examination, row: Mistake) -> Facts | None:
     """Find a theta of DBRX outside `attn_config`, the part of the config in which its code reads
-    it.
+    it, and another one or none inside.
     """
     part, outside = case.text.get("attn_config"), positive(case.text.get(THETA))
     if case.model_type != "dbrx" or not isinstance(part, dict):
         return None
     inside = positive(part.get(THETA))
-    if outside in (None, 10_000.0) or inside is not None:
+    if outside in (None, 10_000.0, inside):
         return None
     facts = {"key": THETA, "value": outside, "new": outside, "holder": part, "name": THETA}
+    facts |= {"inside": f"{inside or 10_000.0:,.0f}", "fixable": inside is None}
     return {**facts, "model": case.model_type}
 
 

@@ -47,10 +47,12 @@ def loses(before: Mapping[str, Any], after: Mapping[str, Any], row: Mistake, fac
         return False
     words = f"{row.cause} {row.effect} {row.fix}"
     told = set(re.split(r"[\s,.]+", f"{facts['key']} {facts.get('name', '')} {words}"))
-    told |= {each.rsplit(".", 1)[-1] for each in facts.get("gone") or () if isinstance(each, str)}
-    told |= {*(facts.get("gone") or ()), *facts.get("follows", ())}
+    # of a path such as "rope_scaling.factor" the last part is the key
+    told |= {each.rsplit(".", 1)[-1] for each in facts.get("gone", ())}
+    told |= {*facts.get("gone", ()), *facts.get("follows", ())}
     values = [facts[each] for each in re.findall(r"{(\w+)}", words) if each in facts]
     if row.repair in OF_WHOLE_SCALINGS:
         told |= keys.inner_keys() - {*keys.THETA_KEYS, *keys.FRACTION_KEYS}
+        # a larger theta in place of the scaling, and the length that it serves
         told |= {*keys.LENGTH_KEYS, "rope_theta"} if row.repair == "raise_theta" else set()
     return any(key not in told and value not in values for key, value in lost)

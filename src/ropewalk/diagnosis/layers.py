@@ -14,6 +14,7 @@ from ropewalk.config.layers import INTERVAL
 from ropewalk.diagnosis.case import Examination, Facts, whole
 from ropewalk.diagnosis.mistakes import Mistake, finder
 from ropewalk.diagnosis.published import rows_of
+from ropewalk.diagnosis.spelling import LIKENESS, nearest
 
 NO_ROPE, NO_ROPE_EVERY = "no_rope_layers", "no_rope_layer_interval"
 #: keys of a number n: the last of every n layers has full attention, the others have a window
@@ -86,6 +87,56 @@ def no_rope_inverted(case: Examination, row: Mistake) -> Facts | None:
     return None
 
 
+def _continued(names: list[str], count: int) -> list[str] | None:
+    """Return the pattern of `names` for `count` layers: its shortest beginning that is repeated
+    throughout and at least once in full, or all of it; None if that begins and ends alike.
+    """
+    fewer = (n for n in range(1, len(names) // 2 + 1) if names == _repeated(names[:n], len(names)))
+    period = names[: next(fewer, len(names))]
+    # an end like the beginning: the list may have been cut within its pattern
+    if len(period) == len(names) > 1 and names[0] == names[-1]:
+        return None
+    return _repeated(period, count)
+
+
+def _repeated(period: list[str], count: int) -> list[str]:
+    """Return the first `count` entries of a list that is repeated without end."""
+    return [period[layer % len(period)] for layer in range(count)]
+
+
+@finder
+def layer_types_misfit(case: Examination, row: Mistake) -> Facts | None:
+    """Find a `layer_types` that has not one entry for each layer."""
+    given, name = case.text.get("layer_types"), "layer_types"
+    count = next((n for k in keys.LAYER_COUNT_KEYS if (n := whole(case.text.get(k)))), None)
+    if not case.family.known or not isinstance(given, list) or count in (None, len(given)):
+        return None
+    new = _continued(given, count) if given and all(isinstance(x, str) for x in given) else None
+    found = [each for each in rows_of(case) if "full_every" in each]
+    if found and new is not None:
+        other = _pattern(case, name, found[0]["full_every"], count, "")["new"]
+        new = other if {*other} == {*given} else new
+    facts = {"key": name, "value": len(given), "of": count, "new": new, "name": name}
+    return {**facts, "holder": case.text, "fixable": new is not None}
+
+
+@finder
+def layer_type_unknown(case: Examination, row: Mistake) -> Facts | None:
+    """Find an entry of `layer_types` that is no layer type; `keys` has all of them."""
+    given, name = case.text.get("layer_types"), "layer_types"
+    if not case.family.known or not isinstance(given, list):
+        return None
+    for value in given:
+        if value in row.keys:
+            continue
+        near = nearest(str(value), row.keys, LIKENESS)
+        near = near or row.names.get(str(value))
+        new = None if near is None else [near if each == value else each for each in given]
+        facts = {"key": name, "value": value, "near": near, "new": new, "name": name}
+        return {**facts, "holder": case.text, "fixable": new is not None}
+    return None
+
+
 def _full_layers(case: Examination, count: int) -> tuple[list[int], str] | None:
     """Return 0 for each layer of full attention and 1 for the others, and the key that says so;
     None if the config does not say it.
@@ -137,12 +188,25 @@ def _pattern(case: Examination, key: str, every: int, count: int, name: str) -> 
 
 
 @finder
+def rope_in_unrotated_model(case: Examination, row: Mistake) -> Facts | None:
+    """Find a rope that is switched on in a model that was published without one."""
+    found = [each for each in rows_of(case) if each.get("unrotated")]
+    key = "position_embedding_type"
+    if not found or case.text.get(key) != "rope":
+        return None
+    facts = {"key": key, "value": "rope", "new": "nope", "holder": case.text, "name": key}
+    return {**facts, "model": found[0]["name"]}
+
+
+@finder
 def no_rope_in_rope_model(case: Examination, row: Mistake) -> Facts | None:
     """Find a flag of a bias or of learned positions in a model that was published with a rope."""
     found = rows_of(case)
     if not found:
         return None
     facts: Facts = {"model": found[0]["name"], "holder": case.text}
+    if any(each.get("unrotated") for each in found):
+        return None
     if case.text.get("alibi") is True:
         return {**facts, "key": "alibi", "value": True, "new": False, "name": "alibi"}
     key = "position_embedding_type"

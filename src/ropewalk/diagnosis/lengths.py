@@ -15,15 +15,16 @@ import math
 from typing import Any
 
 from ropewalk.config import keys
+from ropewalk.diagnosis.aliases import meaning
 from ropewalk.diagnosis.case import Examination, Facts, positive, read_type, type_of, whole
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
 from ropewalk.diagnosis.published import (
     native_length,
-    published_default,
     published_start,
     published_trained_length,
     rows_of,
     rows_of_any_length,
+    theta_of,
 )
 from ropewalk.diagnosis.spelling import at
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
@@ -336,12 +337,27 @@ def served_length_raised(case: Examination, row: Mistake) -> Facts | None:
     scaling.
     """
     trained, served = published_trained_length(case), case.served
-    theta = case.get("rope_theta") or case.family.default("rope_theta")
+    theta = theta_of(case)
     rows = [each for each in rows_of(case) if theta in each["theta"]]
-    if not rows or not trained or not served or case.rope_type != "default" or case.reaches:
+    if (
+        theta is None
+        or not rows
+        or not trained
+        or not served
+        or case.rope_type != "default"
+        or case.reaches
+    ):
         return None
+    # a model that was published with a scaling says less of a config without one
+    rows = [each for each in rows if "scaling" not in each] or rows
     longest = max(max(each["lengths"]) for each in rows)
-    if served <= longest * (1 + SAME_LENGTH) or not published_default(case) or not _readable(case):
+    if served <= longest * (1 + SAME_LENGTH) or not _readable(case):
+        return None
+    # a theta above that of another release may have been chosen for longer texts, and so may one
+    # under a name that is not read
+    names = [key for key in case.text if key in keys.THETA_KEYS or meaning(key) == "rope_theta"]
+    unread = any(case.text[name] not in (None, theta) for name in names)
+    if unread or any(theta > max(each["theta"]) for each in rows_of_any_length(case)):
         return None
     length = case.length or 0
     family = case.family
@@ -353,7 +369,8 @@ def served_length_raised(case: Examination, row: Mistake) -> Facts | None:
         "value": served,
         "trained": trained,
         "longest": longest,
-        "model": rows[0]["name"],
+        "model": next(each["name"] for each in rows if longest in each["lengths"]),
+        "type": rows[0].get("scaling", {}).get("rope_type", "default"),
         "length": length,
         "factor": length / trained,
         "fixable": can and length > longest,

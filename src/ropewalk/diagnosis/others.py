@@ -22,6 +22,7 @@ from ropewalk.diagnosis.case import (
     positive,
     specs_of,
     text_of,
+    type_of,
     whole,
 )
 from ropewalk.diagnosis.lengths import SAME_LENGTH, covered
@@ -127,6 +128,21 @@ def family_unknown(case: Examination, row: Mistake) -> Facts | None:
     near = nearest(str(case.model_type), families(), LIKENESS)
     likely = f" (perhaps {near})" if near else ""
     return {"key": "model_type", "value": case.model_type, "likely": likely}
+
+
+@finder
+def rope_of_fixed_family(case: Examination, row: Mistake) -> Facts | None:
+    """Find a scaling in a family whose code reads none; `names` has {model type: what it has
+    instead}.
+    """
+    has = row.names.get(str(case.model_type))
+    if has is None or case.metadata is not None:
+        return None
+    for place, rope in case.ropes():
+        kind = type_of(rope)
+        if kind not in (None, "default"):
+            return {"key": place, "value": kind, "model": case.model_type, "has": has}
+    return None
 
 
 @finder

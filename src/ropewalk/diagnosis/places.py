@@ -34,7 +34,7 @@ from ropewalk.diagnosis.published import (
     published_trained_length,
     rows_of,
 )
-from ropewalk.diagnosis.spelling import LIKENESS, TYPE_KEYS, nearest
+from ropewalk.diagnosis.spelling import LIKENESS, TYPE_KEYS, at, nearest
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
 THETA = "rope_theta"
@@ -147,9 +147,36 @@ def keep_one_object(case: Examination, row: Mistake, facts: Facts) -> None:
     case.root.update(root)
 
 
+@finder
+def keys_with_dots(case: Examination, row: Mistake) -> Facts | None:
+    """Find keys such as "rope_scaling.factor": the path of a key, written as its name."""
+    found = [key for key in case.text if key.partition(".")[0] in OBJECT_KEYS and "." in key]
+    if not found:
+        return None
+    name = found[0].partition(".")[0]
+    given = case.text.get(name)
+    own = given if isinstance(given, dict) else {}
+    # "rope_parameters.full_attention.factor" has a layer type between the two
+    inside = {key.removeprefix(f"{name}."): case.text[key] for key in found}
+    # one object holds all of them, and no key gets a second value
+    fits = not any("." in key for key in inside) and (given is None or own is given)
+    fits = fits and all(own.get(key) in (None, value) for key, value in inside.items())
+    facts = {"key": ", ".join(found), "value": case.text[found[0]], "new": {**own, **inside}}
+    return {**facts, "name": name, "gone": found, "fixable": fits}
+
+
+@repair
+def put_object(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Write the rope object that the keys with dots describe, and remove them."""
+    for key in facts["gone"]:
+        del case.text[key]
+    case.text[facts["name"]] = facts["new"]
+
+
 def _is_scaling(value: Any) -> bool:
     """Return whether an object has the name of a scaling, and a number that a rope has."""
-    if not isinstance(value, dict) or type_of(value) not in keys.rope_types():
+    kind = type_of(value) if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind not in keys.rope_types():
         return False
     return any(positive(value.get(key)) for key in ("factor", THETA))
 
@@ -774,13 +801,16 @@ def fraction_unread(case: Examination, row: Mistake) -> Facts | None:
         for key in keys.FRACTION_KEYS:
             value = positive(holder.get(key))
             if value is not None and value < 1 and not _of_latent_head(case, value):
-                where = f"{place}.{key}" if place else key
+                # with a scaling the model does not run; without one the weights may have been
+                # trained with a part of the head, unless a published model of these sizes was not
+                widths = {each.get("rotated") for each in rows_of(case)}
                 return {
-                    "key": where,
+                    "key": at(place, key),
                     "value": value,
                     "holder": holder,
                     "name": key,
                     "model": case.model_type,
+                    "fixable": "scaled" in row.names or widths == {None},
                 }
     return None
 

@@ -119,12 +119,14 @@ def native_length(case: Examination) -> int | None:
     """Return the longest length that a published model of these sizes has with the scaling and the
     theta of a config; None if no such model is known.
     """
-    rope, theta = case.flat() or {}, _theta(case)
+    rope, theta = case.flat() or {}, theta_of(case)
     found = []
     for row in rows_of_any_length(case):
         scaling = row.get("scaling") or {"rope_type": "default"}
         same = all(
-            rope.get(k) == v for k, v in scaling.items() if k not in ("rope_type", "left_out")
+            rope.get(k, case.text.get(k)) == v
+            for k, v in scaling.items()
+            if k not in ("rope_type", "left_out")
         )
         kind = case.rope_type == scaling["rope_type"]
         if not same or not kind or theta not in row["theta"]:
@@ -152,7 +154,7 @@ def published_default(case: Examination) -> bool:
     """Return whether a config has the theta of published models of its sizes that all were
     published without a scaling.
     """
-    theta = _theta(case)
+    theta = theta_of(case)
     rows = [row for row in rows_of(case) if theta in row["theta"]]
     # a theta above that of another release may have been chosen for longer texts
     if theta is None or any(theta > max(row["theta"]) for row in rows_of_any_length(case)):
@@ -183,7 +185,7 @@ def known_lists(
 
 def published_trained_length(case: Examination) -> int | None:
     """Return the length that a published model was trained with; None if it is not known."""
-    theta, rows = _theta(case) or case.get("rope_theta"), rows_of(case)
+    theta, rows = theta_of(case) or case.get("rope_theta"), rows_of(case)
     # the default theta may stand for one that was lost, so two lengths of a release outweigh it
     default = theta == case.family.default("rope_theta")
     fits = default and any(_trained(row) == case.trained is not None for row in rows)
@@ -206,7 +208,7 @@ def published_start(case: Examination, factor: float, exact: float) -> int | Non
     and the theta of a config differ in it: that of a release that was published with this factor,
     or that which is `exact`, the served length / factor. None if there is none, or more than one.
     """
-    theta, found = _theta(case) or case.get("rope_theta"), set()
+    theta, found = theta_of(case) or case.get("rope_theta"), set()
     for row in rows_of_any_length(case):
         if theta in row["theta"]:
             yarns = [each for each in row.get("extended", ()) if each["factor"] == factor]
@@ -222,7 +224,7 @@ def published_theta(case: Examination) -> set[float]:
     return {theta for row in rows_of(case) for theta in row["theta"]}
 
 
-def _theta(case: Examination) -> float | None:
+def theta_of(case: Examination) -> float | None:
     """Return the theta of the config's full attention layers, or of its first layer type that
     rotates; None if the config cannot be read or nothing rotates.
     """
@@ -236,7 +238,7 @@ def theta_lost(case: Examination, row: Mistake) -> Facts | None:
     """Find a default theta, 10,000 or that of the model's class, in a model that was published with
     another one.
     """
-    known, theta = published_theta(case), _theta(case)
+    known, theta = published_theta(case), theta_of(case)
     # what the class takes for a config without a rope object
     default = case.family.default("rope_theta", "no_rope_object")
     lost = theta in (LOST_THETA, default)
@@ -303,7 +305,7 @@ def theta_differs(case: Examination, row: Mistake) -> Facts | None:
     """Find another theta than the published one, which a fine-tuned model may have. `names` has
     the kind that the row is about, as `_kind` returns it.
     """
-    known, theta = published_theta(case), _theta(case)
+    known, theta = published_theta(case), theta_of(case)
     others = [each for each in rows_of_any_length(case) if theta in each["theta"]]
     if not known or theta is None or theta in known:
         return None
@@ -494,7 +496,7 @@ def trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
     served = case.served if case.served != trained else known * factor
     holder = next(o for _, o in case.places() if o.get(TRAINED_LENGTH_KEY) is not None)
     rows = [row for row in rows_of_any_length(case) if _trained(row) == known]
-    published = next((row for row in rows if _theta(case) in row["theta"]), rows_of(case)[0])
+    published = next((row for row in rows if theta_of(case) in row["theta"]), rows_of(case)[0])
     needed = max(case.length or 0, case.served or 0)
     length = case.length or 0
     plain = "scaling" not in published and length > 0
@@ -513,7 +515,7 @@ def trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
         "new": known,
         "factor": length / known if raised else factor,
         "fixable": gone or raised or fits,
-        "gone": gone,
+        "removed": gone,
         "raised": raised,
         "words": words,
         "model": published["name"],
@@ -527,7 +529,7 @@ def put_trained_length(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the published trained length, with the factor for the length in use; or remove a
     scaling that is not needed.
     """
-    if facts["gone"]:
+    if facts["removed"]:
         case.text["rope_scaling"] = None
         return
     facts["holder"][facts["name"]] = facts["new"]
@@ -541,7 +543,7 @@ def extended_twice(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling on a theta that reaches the served length already: that of a model published
     with this length and without a scaling, or one raised by more than the factor asks for.
     """
-    theta, factor, served, rope = _theta(case), case.factor, case.served, case.flat()
+    theta, factor, served, rope = theta_of(case), case.factor, case.served, case.flat()
     if case.rope_type not in ("yarn", "linear") or not factor or factor <= 1 or not served:
         return None
     if rope is None or theta is None or (case.length or 0) > served:
@@ -578,11 +580,12 @@ def remove_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
     """Remove the scaling of a config with its trained length; theta stays."""
     rope = facts["rope"]
     if case.text.get("rope_scaling") is rope:
-        if case.text.get("rope_theta") is None and rope.get("rope_theta") is not None:
-            case.text["rope_theta"] = rope["rope_theta"]
+        for key in (*keys.THETA_KEYS[:1], *keys.FRACTION_KEYS[:1]):
+            if case.text.get(key) is None and rope.get(key) is not None:
+                case.text[key] = rope[key]
         case.text["rope_scaling"] = None
     else:
-        kept = {k: v for k, v in rope.items() if k in keys.COMMON_KEYS and k != "rope_type"}
+        kept = {k: v for k, v in rope.items() if k in keys.COMMON_KEYS - {"rope_type", "type"}}
         case.text["rope_parameters"] = {"rope_type": "default", **kept}
     case.text.pop(TRAINED_LENGTH_KEY, None)
 
@@ -715,11 +718,12 @@ def head_differs(case: Examination, row: Mistake) -> Facts | None:
     if len(heads) == 1 and lost and not (specs or case.family.latent):
         facts = {"key": "head_dim", "value": None, "new": heads.pop(), "name": "head_dim"}
         return {**facts, "model": rows[0]["name"], "holder": case.text}
-    if len(heads) != 1 or not specs or specs[0].head_dim in heads:
+    width = specs[0].head_dim if specs else whole(case.text.get(name))
+    if len(heads) != 1 or width is None or width in heads:
         return None
     return {
         "key": name,
-        "value": specs[0].head_dim,
+        "value": width,
         "new": heads.pop(),
         "model": rows[0]["name"],
         "holder": case.text,
@@ -739,7 +743,7 @@ def fraction_differs(case: Examination, row: Mistake) -> Facts | None:
     error, head = case.error(), case.head_dim
     impossible = error is not None and error.field.rsplit(".", 1)[-1] == name
     if len(widths) == 1 and error and impossible and head and "given" not in row.names:
-        facts = {"key": name, "value": error.value, "model": rows[0]["name"], "gone": ""}
+        facts = {"key": name, "value": error.value, "model": rows[0]["name"], "gone": ()}
         facts |= {"width": min(widths), "new": min(widths) / head, "name": name}
         return {**facts, "holder": case.text, "fixable": name in case.text}
     if len(widths) != 1 or not specs or specs[0].rotated_dims in widths:
@@ -764,13 +768,13 @@ def fraction_differs(case: Examination, row: Mistake) -> Facts | None:
         "holder": rope if inside else case.text,
         "name": "partial_rotary_factor" if inside else name,
         # the same width under a key that this family's code does not read
-        "gone": "" if counted or case.text.get("rotary_dim") != width else "rotary_dim",
+        "gone": () if counted or case.text.get("rotary_dim") != width else ("rotary_dim",),
     }
 
 
 @repair
 def put_width(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the published width under the key that the model reads."""
-    if facts["gone"]:
-        del case.text[facts["gone"]]
+    for key in facts["gone"]:
+        del case.text[key]
     facts["holder"][facts["name"]] = facts["new"]

@@ -511,9 +511,13 @@ def key_unknown(case: Examination, row: Mistake) -> Facts | None:
 def outer_key_misspelled(case: Examination, row: Mistake) -> Facts | None:
     """Find a key of the config under a name that this family's code does not read.
 
-    `keys` has the standard name; a family may have its own name of it.
+    `keys` has the standard name; a family may have its own name of it. `names` has {model type: the
+    name that the code in its checkpoints reads}.
     """
     if not case.family.known:
+        return None
+    own_code = row.names.get(str(case.model_type)) if "auto_map" in case.root else None
+    if own_code is not None and case.text.get(own_code) is not None:
         return None
     standard = row.keys[0]
     read = case.family.renamed.get(standard, standard)
@@ -568,6 +572,10 @@ def outer_key_near(case: Examination, row: Mistake) -> Facts | None:
         if any(case.get(key) is not None for key in names):
             absent -= {*names}
     known = {*CONFIG_CHECKS, *OBJECT_KEYS, *keys.inner_keys()}
+    # a trained length of another stack beside its factor is part of a scaling, which another row
+    # is about
+    if any(meaning(key) == "factor" for key in case.text):
+        absent.discard(TRAINED_LENGTH_KEY)
     if not case.family.known:  # its sizes may have names of their own
         absent -= {name for names in ALIASES for name in names}
     for key, value in case.text.items():
