@@ -1,4 +1,7 @@
-"""Load the native library (_cpu.so) and select its thread pool and instruction set."""
+"""Load the native library (_cpu.so) and select its thread pool and instruction set.
+
+`handle` is the loaded library, or None; ISA is short for instruction set.
+"""
 
 from __future__ import annotations
 
