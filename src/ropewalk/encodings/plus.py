@@ -51,7 +51,7 @@ class RotaryPlus(Rotary):
         return torch.cat((before, join_pairs(b, -a, spec.layout), after), dim=-1)
 
     def why_not(self, what: str) -> str | None:
-        """Return why RoPE++ does not support `what`, such as "linear" attention; None if it does."""
+        """Return why RoPE++ does not support `what`, such as "linear" attention, or None."""
         return (
             "each query head attends twice, which our linear attention does not support"
             if what == "linear"

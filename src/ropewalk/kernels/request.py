@@ -3,7 +3,7 @@ pairs and its axes.
 
 Words of this module:
   B, H, S, P  batch rows, heads, tokens and pairs
-  rows        cos and sin, one row for each token; a table has one for each position from 0 on
+  rows        cos and sin, one row for each token; a cached table has one for each position from 0
   seq_dim     the axis of the tokens, counted from the end
   key         for attention keys, whose magnitude may differ from that of queries
 """

@@ -133,9 +133,9 @@ def _vector_products(
 
     `weights` and `more_weights` are the first DEPTH of each weight row, already loaded; the
     pointers `first_rows` and `second_rows` [COLUMNS, 1] give the others, and `live` is here
-    [COLUMNS, 1]. Products are summed in
-    registers: one row would leave most of a matrix instruction unused. With NORM x is RMS-normed:
-    its weight multiplies x before the product, and the inverse rms multiplies the result.
+    [COLUMNS, 1]. Products are summed in registers: one row would leave most of a matrix instruction
+    unused. With NORM x is RMS-normed: the weight of the norm multiplies x before the product, and
+    the inverse rms multiplies the result.
     """
     first = tl.zeros([COLUMNS, DEPTH], tl.float32)
     second = tl.zeros([COLUMNS, DEPTH], tl.float32)

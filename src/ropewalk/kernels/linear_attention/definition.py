@@ -9,8 +9,8 @@ that they do not support use the chunked sums of `ropewalk.attention.linear_sums
 
 R_i is the rotation at token i, f the feature, a the `scale` of each head. The state, `mixed` and
 `total`, holds the sums over the keys before the call: of (rotated key feature) x value, [B, H, F,
-Dv], and of the key features of the denominator, [B, H, F]; "cosine" has the constant 1 as one more
-feature, so F = D + 1.
+Dv], and of the key features of the denominator, [B, H, F]. F is D, or D + 1 with "cosine", which
+has the constant 1 as one more feature.
 """
 
 from __future__ import annotations
