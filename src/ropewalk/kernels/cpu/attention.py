@@ -59,7 +59,7 @@ def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Return the causal attention of q [B, H, S, D] to k and v [B, G, S, D] of G key heads: [B, H,
-    S, D], in memory as [B, S, H, D].
+    S, D], in memory as [B, S, H, D]. `scale` is the softmax scale.
 
     The caller has asked `why_not`, which returned None.
     """

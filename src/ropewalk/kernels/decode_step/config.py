@@ -8,6 +8,8 @@ Words of this module:
              with the arithmetic
   gate       the product has two columns for each result: silu(first) * second
   norm       the RMS norm of the product's input; head_norm: that of the heads of q and k after it
+  bytes      element_size: of one number; shared_bytes: of shared memory, as argument what a program
+             can use
   available  the number of multiprocessors of the GPU
   splits     among how many programs a long sum or search is divided; each computes a part
 """
@@ -221,7 +223,7 @@ def pick_keys(
     few: bool, dim_block: int, element_size: int, shared_bytes: int, part: int
 ) -> tuple[int, int, int]:
     """Return how many keys `attend` reads at a time, how many such tiles of k and v are in shared
-    memory at once, and its warps.
+    memory at once, and its warps. dim_block is head_dim, rounded up to the width of a tile.
 
     With `few` programs each may use all shared memory of a multiprocessor, and has large tiles if
     the `part` of the cache that it may have to read is several of them. Otherwise three share a

@@ -108,8 +108,9 @@ def product(
 def _library_product(
     x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, residual: Tensor | None, gate: bool
 ) -> None:  # fmt: skip
-    """Do what `product` does without a norm, by torch's matrix product; with `gate` there are two
-    columns in the product for each one of `out`, and no residual is added.
+    """Write x @ weight^T + bias + residual into `out`, without those that are None, by torch's
+    matrix product; with `gate`, leave the residual out and write silu(first half) * second half of
+    the columns.
     """
     if gate:
         packed = F.linear(x, weight, bias)

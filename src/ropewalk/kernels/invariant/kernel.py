@@ -8,7 +8,8 @@ index of a key within its row, and neither other rows, other queries nor the num
 change it. Keys that a query does not see add exact zeros.
 
 For each query, `highest` is its highest score so far, times log2(e); `total` the sum of
-2^(score - highest); and `mixed` the sum of the values with these weights.
+2^(score - highest); and `mixed` the sum of the values with these weights. PRECISION says how
+float32 operands are multiplied, exactly ("ieee") or as tf32.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ and computes the outputs chunk by chunk: a segment has CHUNKS chunks of CHUNK to
 A head has PAIRS pairs, a value WIDTH dims; BLOCK and WIDTH_BLOCK are these rounded up to powers of
 two. FORM is the feature. `token` [tokens] are indices, `live` is the mask of those that are used,
 and `stride` is from one token to the next. QUICK uses the GPU's approximate sine instruction.
+INTERLEAVED: a pair is two neighbouring dims, otherwise dims i and PAIRS + i.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Words of this module:
   call     a checked `NormRotationCall`, its tensors with one token axis: q [T, Hq, D]
   shape    the sizes of the token axes that the caller's tensors have; the call has their product, T
   heads    (Hq, Hk), given if q holds q, k and v packed
+  config   how the kernel divides its work; None picks one
   backend  "triton", the fused kernel, or "definition", plain torch
 """
 
@@ -337,6 +338,7 @@ def _per_token(
     """Return `values`, which may lack leading token axes, broadcast to all tokens: contiguous
     [tokens] or [axes, tokens].
 
+    name   of the argument, for errors
     shape  the sizes of the token axes
     axes   (number of position axes,) if `values` has such a first axis, else ()
     """

@@ -9,6 +9,8 @@ Words of this module (more in tiles.py):
   WEIGHT          the norm multiplies by nothing (""), by w ("w") or by 1 + w ("1+w")
   live            a mask, True for tokens and heads that exist; MASKED and MASK_TOKENS say whether
                   any may be missing
+  INTERLEAVED     a pair is two neighbouring dims; otherwise its members are half the rotated dims
+                  apart
   steps           the phase step of each pair: its angle per position, as an integer
   EVICT, STORE    cache hints of loads and of stores, "" for none
   PDL             programmatic dependent launch: start before the previous kernel ends

@@ -5,6 +5,7 @@ Words of this module:
   plan     a compiled kernel with the arguments that are the same in several calls
   program  computes a block of tokens and a group of heads, in the forward of q, of k or of v
   q_block  how many heads of q a group has; k_block those of k or v
+  config   how the kernel divides its work: the tokens, heads and warps of a program
   values   kernel arguments by name, which the kernel explains; names in capitals are constants
   HEAD     (head_dim, first rotated dim, pairs, tile width of the pairs, of the rest or 0)
   steps    the phase step of each pair: its angle per position, as an integer
@@ -273,6 +274,7 @@ def backward_blocks(call: NormRotationCall) -> tuple[int, int]:
     spec, q_heads = call.spec, call.q.shape[1]
     rest = spec.head_dim - 2 * spec.pairs  # the dims that do not rotate
     width = 2 * power_of_two(spec.pairs) + (power_of_two(rest) if rest else 0)
+    # a head with more dims than a program should have is alone
     most_heads = max(1, BACKWARD_DIMS // width)
     # the largest power of two up to `most_heads`
     heads = min(power_of_two(q_heads), 1 << (most_heads.bit_length() - 1))

@@ -9,6 +9,7 @@ a tile that a head does not have are loaded as 0.
 `heads` are pointers to the first dim of each head, `live` is True for tokens and heads that exist,
 and MASKED says whether any may be missing. EVICT and STORE are cache hints, "" for none; TOKENS and
 HEADS are the sizes of a tile. WEIGHT says by what the norm multiplies: "" nothing, "w", or "1+w".
+INTERLEAVED: a pair is two neighbouring dims, otherwise dims i and pairs + i of the rotated ones.
 """
 
 from __future__ import annotations
@@ -243,7 +244,8 @@ def phases(
     from the position on the pair's own axis. The product overflows by whole turns, which is right.
 
     `steps` has the phase of position 1 for each pair; `axis_stride` is that of the axes of
-    `positions`, and `token` and `live` are the indices [tokens] and their mask.
+    `positions`, of which there are AXES, and axis_of_pair says on which one a pair rotates. `token`
+    and `live` are the indices [tokens] and their mask, used if MASK_TOKENS.
 
     HEADS > 1 if a program has no more threads than pairs: recomputing the same angles for every
     head is then cheaper than sharing them through shared memory.

@@ -6,8 +6,8 @@ form pairs, HEAD_DIM / 2 of them. Importing this imports Triton.
 
 A program computes COLUMNS pairs of one head, of ROWS rows of x, and PARTS programs share a head.
 `pair` [1, pairs] are indices of pairs, and `row` [rows, 1] of rows of x; `live` and row_live are
-the masks of those that exist. INTERLEAVED is the layout of the pairs. QUICK uses the GPU's
-approximate sine instruction.
+the masks of those that exist. INTERLEAVED: a pair is two neighbouring dims, otherwise the dims
+START + i and START + PAIRS + i. QUICK uses the GPU's approximate sine instruction.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _cos_sin(
     magnitude; pairs from PAIRS on have cos 1 and sin 0.
 
     `steps` has the phase of position 1 for each pair; `axis_stride` is that of the axes of
-    `positions`.
+    `positions`, of which there are AXES, and axis_of_pair says on which one a pair rotates.
     """
     at = positions + row
     if AXES > 1:
@@ -155,8 +155,11 @@ def _give(squares, sums, part, PARTS: tl.constexpr):
 @triton.jit
 @no_type_check
 def _take(squares, sums, part, PARTS: tl.constexpr):
-    """Wait for what the other programs of the head give (see `_give`), set it to 0 for the next
-    launch, and return it added to `squares`.
+    """Wait for the sums of squares that the other programs of the head give, set their places to 0
+    for the next launch, and return these sums added to `squares` [ROWS].
+
+    `sums` is int32 [reader, writer, row]: the bits of a sum plus 1, and 0 before it is there.
+    `part` is this program's index among the PARTS.
     """
     ROWS: tl.constexpr = squares.shape[0]
     nothing = tl.zeros([ROWS], tl.int32)
