@@ -9,11 +9,11 @@ A tile has ROWS x COLUMNS results, which are sums of K terms, DEPTH at a time. M
 columns or terms may be missing at the end of a tile. GROUP orders the columns of two blocks of
 weight rows in one tile, as in columns.py; 0 means that there is one block.
 
-`live` [1, COLUMNS] is the mask of the columns, row_live [ROWS, 1] that of the rows. Names that end
-in _row are strides from one row to the next. PDL: programmatic dependent launch, by which a kernel
-starts before the previous one ends. PRECISION says how float32 operands are multiplied, exactly
-("ieee") or as tf32. `load` and `store` take the mask, whether to use it, and a
-cache hint, "" for none.
+`live` [1, COLUMNS] is the mask of the columns, row_live [ROWS, 1] that of the rows. x_row, out_row,
+residual_row and packed_row are strides from one row to the next. PDL: programmatic dependent
+launch, by which a kernel starts before the previous one ends. PRECISION says how float32 operands
+are multiplied, exactly ("ieee") or as tf32. `load` and `store` take a mask, whether to use it, and
+a cache hint, "" for none.
 """
 
 from __future__ import annotations
