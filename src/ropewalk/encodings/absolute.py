@@ -1,4 +1,9 @@
-"""Encodings that add a vector for each position to the input."""
+"""Encodings that add a vector for each position to the input.
+
+Class attributes (of `Encoding`): `entry` says where positions enter attention, `relative` whether
+scores depend only on the difference of positions, `bounded` whether a maximum position exists.
+`length` of Sizes is the longest trained sequence.
+"""
 
 from __future__ import annotations
 

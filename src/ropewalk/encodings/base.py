@@ -82,7 +82,9 @@ class Encoding(nn.Module):
         return None
 
     def why_not(self, what: str) -> str | None:
-        """Return why the encoding cannot do `what`, one of "linear" and "rerotate"; None if it can."""
+        """Return why the encoding does not support `what`, or None if it does: "linear", attention
+        without scores, or "rerotate", moving cached keys to other positions.
+        """
         return (
             None
             if what != "linear" or self.linear
@@ -92,8 +94,8 @@ class Encoding(nn.Module):
     def value_bias(
         self, weights: Tensor, q_positions: Tensor, k_positions: Tensor
     ) -> Tensor | None:
-        """Return a position-dependent term to add to the output [B, H, Sq, head_dim], given weights
-        [B, H, Sq, Sk], or None.
+        """Return a position-dependent term to add to the output [B, H, Sq, head_dim], or None if
+        the encoding has none; `weights` [B, H, Sq, Sk] are those after the softmax.
         """
         return None
 
@@ -102,7 +104,7 @@ def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
     """Return query position - key position: [Sq, Sk], or [B, 1, Sq, Sk] if positions are [B,
     S].
     """
-    # unsigned integers would wrap below 0
+    # in int64, or in a float dtype as given: unsigned integers would wrap below 0
     q_positions, k_positions = (
         each.to(torch.promote_types(each.dtype, torch.int64)) for each in (q_positions, k_positions)
     )

@@ -1,4 +1,13 @@
-"""Encodings that add a bias to the scores, which depends on the positions of query and key."""
+"""Encodings that add a bias to the scores, which depends on the positions of query and key.
+
+Words of this module:
+  Sizes        num_heads, head_dim, and `length`, the longest trained sequence
+  entry        where positions enter attention: "scores" is the method `bias`
+  relative     scores depend only on the difference of positions
+  linear       works with linear attention, which has no scores
+  causal_only  defined only if no query attends to a later key
+  distances    query position - key position, [Sq, Sk], or [B, 1, Sq, Sk] where positions are [B, S]
+"""
 
 from __future__ import annotations
 
@@ -191,8 +200,8 @@ class RelativeBias(ScoreBias):
 
 
 class RelativeVectors(ScoreBias):
-    """NEZHA: fixed sinusoidal vectors of the clipped distance key - query, multiplied with the
-    query and added to the values.
+    """NEZHA: fixed sinusoidal vectors of the distance key - query, clipped to -farthest ...
+    farthest, multiplied with the query and added to the values.
     """
 
     def __init__(self, sizes: Sizes, farthest: int = 64) -> None:

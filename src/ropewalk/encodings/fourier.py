@@ -1,5 +1,14 @@
 """FoPE: each pair is multiplied by cos and sin that are mixed over several frequencies. That is not
 a rotation: the length of a pair changes.
+
+Words of this module:
+  kept            the pairs that complete a turn in training, or how many they are; they are the
+                  first pairs, because frequencies fall from pair to pair
+  mix             a matrix [kept, kept] that multiplies cos or sin of the kept pairs
+  entry           where positions enter attention: "qk" is the method `rotate`
+  relative        scores depend only on the difference of positions
+  linear          works with linear attention
+  Sizes           num_heads, head_dim, and `length`, the longest trained sequence
 """
 
 from __future__ import annotations
@@ -53,8 +62,8 @@ class Fourier(Encoding):
     def rotate(
         self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None
     ) -> Tensor:
-        """Return x cos + rotate_half(x) sin, where cos and sin of each pair that completes a turn
-        in training are mixes over all such pairs.
+        """Return x cos + rotate_half(x) sin, where cos and sin of each kept pair are mixed over all
+        kept pairs. Queries and keys are encoded alike, whatever the length.
         """
         if self.per_head and x.shape[1] != self.sizes.num_heads:
             rule = (
@@ -71,8 +80,8 @@ class Fourier(Encoding):
         return (wide * cos + rotate_half(wide) * sin).to(x.dtype)
 
     def _mixed(self, table: Tensor, mix: Tensor) -> Tensor:
-        """Return cos or sin as a table [.., S, head_dim] in the half layout: mixed for the pairs
-        that complete a turn in training, 1 for the other pairs.
+        """Return `table`, cos or sin [.., S, pairs], as [.., S, head_dim] in the half layout: times
+        `mix` for the kept pairs, and 1 for the other pairs.
         """
         kept = table[..., : self.kept]
         if self.per_head or kept.ndim == 3:

@@ -1,4 +1,9 @@
-"""RoPE++: the imaginary part of RoPE's complex score as further heads."""
+"""RoPE++: the imaginary part of RoPE's complex score as further heads.
+
+Class attributes (of `Encoding`): `linear` says whether linear attention is possible, `query_copies`
+how many query heads `rotate` makes of each one. The rotated slice of a head are the dims of its
+pairs; `rotary_start` is the first of them.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +51,7 @@ class RotaryPlus(Rotary):
         return torch.cat((before, join_pairs(b, -a, spec.layout), after), dim=-1)
 
     def why_not(self, what: str) -> str | None:
+        """Return why RoPE++ does not support `what`, such as "linear" attention, or None."""
         return (
             "each query head attends twice, which our linear attention does not support"
             if what == "linear"

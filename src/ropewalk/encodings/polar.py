@@ -1,5 +1,8 @@
 """PoPE: the magnitude of each channel comes from the content of the token, its angle from the
 position.
+
+`linear` (of `Encoding`) says whether linear attention is possible. A RopeSpec describes the
+rotation of a head: `head_dim` dims, of which `rotated_dims` rotate in pairs.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ class Polar(Rotary):
     def __init__(self, sizes: Sizes, spec: RopeSpec | None = None) -> None:
         super().__init__(sizes, spec)
         used = self.rope.spec
+        # every channel becomes a pair, and every pair rotates
         if (used.head_dim, used.rotated_dims) != (2 * sizes.head_dim,) * 2:
             rule = (
                 f"must rotate all of {2 * sizes.head_dim} dimensions, twice the head: "

@@ -1,4 +1,13 @@
-"""Encodings that rotate q and k: RoPE of any spec, on its own or combined with a score bias."""
+"""Encodings that rotate q and k: RoPE of any spec, on its own or combined with a score bias.
+
+Words of this module:
+  spec         a RopeSpec: head_dim, theta, and the scaling and the axes of the frequencies
+  axial(n, m)  axes that rotate the first n pairs by the first position, the next m by the second
+  entry        where positions enter attention: "qk" is the method `rotate`
+  linear       works with linear attention, which has no scores
+  causal_only  defined only if no query attends to a later key
+  Sizes        num_heads, head_dim, and the longest trained sequence
+"""
 
 from __future__ import annotations
 
@@ -60,6 +69,8 @@ class ImageRotary(Rotary):
     """RoPE over the row and the column of each patch of an image; positions [2, B, S]."""
 
     def default_spec(self, sizes: Sizes) -> RopeSpec:
+        # rows get half of the pairs, rounded up. An axis of an image has few positions, so theta is
+        # small: with a large one, most pairs would hardly rotate
         pairs = sizes.head_dim // 2
         return RopeSpec(
             head_dim=sizes.head_dim, axes=axes.axial(pairs - pairs // 2, pairs // 2), theta=100.0
@@ -70,7 +81,9 @@ class VideoRotary(Rotary):
     """RoPE over the time, row and column of each patch of a video; positions [3, B, S]."""
 
     def default_spec(self, sizes: Sizes) -> RopeSpec:
-        # rows and columns get a third of the pairs each, rounded down, and time gets the rest
+        # rows and columns get a third of the pairs each, rounded down, and time gets the rest. An
+        # axis has few positions, so theta is small: with a large one, most pairs would hardly
+        # rotate
         third = sizes.head_dim // 2 // 3
         return RopeSpec(
             head_dim=sizes.head_dim,

@@ -1,5 +1,8 @@
 """VJepa2: the position encoding of V-JEPA-2, reproduced as its checkpoints were trained. It is not
 a rotation.
+
+Class attributes (of `Encoding`): `entry` says where positions enter attention, "qk" at q and k;
+`relative` whether scores depend only on the difference of positions.
 """
 
 from __future__ import annotations
@@ -58,6 +61,7 @@ class VJepa2(Encoding):
         return torch.cat([*encoded, unchanged], dim=-1)
 
     def why_not(self, what: str) -> str | None:
+        # what: "linear" attention, or "rerotate", moving cached keys to other positions
         reason = "its encoding is no rotation and has no inverse; use KVCache(rotated=False)"
         return reason if what == "rerotate" else super().why_not(what)
 

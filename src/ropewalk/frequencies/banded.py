@@ -1,5 +1,22 @@
 """Scalings by bands of pairs: how much a pair slows depends on the number of its turns within the
 trained length.
+
+Words of this module:
+  setting       a field's default and its bounds. Where a Hugging Face config can name the scaling
+                (`in_configs`), `key` is the config key, if it is not the field's name, a `required`
+                key must be given, and one with `from_lengths` may be left out if the config has the
+                served and the trained length, whose ratio is then the value
+  in_extend     `extend`, which prepares a config for longer sequences, offers the scaling
+  ramp          a number for each pair that rises from 0 for fast pairs to 1 for slow pairs;
+                `truncate` rounds its ends outwards to whole pairs
+  share         the weight, 0 to 1, of one kind of frequencies in the blend of a pair
+  periods       theta^(2i/d) of each pair, the inverse of its unscaled frequency
+  length        that of the sequence, or of each batch row, used if `needs_length`; None: the
+                trained length
+  ops           the operations of a formula on Decimals, floats or tensors; `number` and `real`
+                convert a field and a length, and `per_row` lets one number for each row combine
+                with one for each pair
+  _check_order  refuses a first field that is below the second
 """
 
 from __future__ import annotations
@@ -41,12 +58,14 @@ class NtkByParts(Scaling):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("ntk_turns", "keep_turns"):
-            turns = getattr(self, name)
+            turns = getattr(self, name)  # both are fields, and tuples after the check above
             if len(turns) != 2 or turns[0] < turns[1]:
                 raise RopeError(name, "must be (fast, slow) with fast >= slow", turns)
 
     def check(self, dim, theta):
-        """Refuse theta <= 1: the ramps select pairs by their number of turns."""
+        """Refuse theta <= 1: the ramps find a pair by its number of turns, with a division by
+        ln(theta).
+        """
         check_log_theta(theta)
 
     def _radians(self, dim, theta, length, ops):
@@ -73,8 +92,9 @@ class _YarnBands(Scaling):
     between are blended linearly.
 
     Fast pairs complete at least `beta_fast` turns within `original_length`, slow pairs at most
-    `beta_slow`; `truncate` rounds the ends of the blend outwards to whole pairs.
-    `attention_factor`, or `mscale` and `mscale_all_dim` together, override YaRN's own magnitude.
+    `beta_slow`; `truncate` rounds the ends of the blend outwards to whole pairs. The magnitude is
+    `attention_factor` if that is given; m(mscale) / m(mscale_all_dim) if both of these weights are
+    given, with m(w) = 0.1 w ln(stretch) + 1; otherwise YaRN's own, m(1).
     """
 
     original_length: int = setting(2048, low=1, key=TRAINED_LENGTH_KEY, required=True)
@@ -91,7 +111,9 @@ class _YarnBands(Scaling):
         self._check_order("beta_fast", "beta_slow")
 
     def check(self, dim, theta):
-        """Refuse theta <= 1: the ramp selects pairs by their number of turns."""
+        """Refuse theta <= 1: the ramp finds a pair by its number of turns, with a division by
+        ln(theta).
+        """
         check_log_theta(theta)
 
     def _stretch(self, length: Any, ops: Any) -> Any:
@@ -111,8 +133,8 @@ class _YarnBands(Scaling):
         return slowed * (1 - unscaled_share) + unscaled * unscaled_share
 
     def _magnitude(self, length, ops):
-        """Return `attention_factor` if it is given, otherwise the magnitude of the formula that the
-        config keys select.
+        """Return `attention_factor` if it is given, otherwise YaRN's magnitude. The field `mscale`
+        is a weight in the function `mscale`, 0.1 weight ln(stretch) + 1.
         """
         if self.attention_factor is not None:
             return self.attention_factor
@@ -145,7 +167,7 @@ class DynamicYarn(_YarnBands):
     in_extend: ClassVar[bool] = True
 
     def _stretch(self, length, ops):
-        if length is None:
+        if length is None:  # the trained length
             return 1.0
         return ops.at_least(ops.real(length) / self.original_length, 1)
 

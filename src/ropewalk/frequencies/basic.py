@@ -1,5 +1,19 @@
 """Scalings with one formula for all pairs: unscaled, interpolated, with a larger theta, with some
 pairs stopped or one pair slowed, or without a geometric series.
+
+Words of this module:
+  setting        a field's default and its bounds, low <= value <= high and above < value. Where a
+                 Hugging Face config can name the scaling, `key` is the config key, if it is not
+                 the field's name, and a `required` key must be given
+  name           the key in SCALINGS, and the `rope_type` of configs if `in_configs` is True
+  in_extend      `extend`, which prepares a config for longer sequences, offers the scaling
+  raises_length  `extend` then also writes the longer length as the served length; False where
+                 vLLM and SGLang multiply that length by `factor` themselves
+  _radians       the frequencies of dim/2 pairs in radians per position. `length` is that of the
+                 sequence, or of each batch row, used if `needs_length`; None: the trained length
+  ops            the operations of a formula on Decimals, floats or tensors; `number` and `real`
+                 convert a field and a length, `multiples(s, n)` is 0, s, ..., (n - 1) s, and
+                 `per_row` lets one number for each row combine with one for each pair
 """
 
 from __future__ import annotations
@@ -98,6 +112,7 @@ class Dynamic(Scaling):
 
     # above 2^20, float32 rounding makes factor - (factor - 1) inaccurate
     factor: float = setting(1.0, low=1, high=2.0**20, required=True)
+    # transformers reads the trained length of this scaling from the key of the served length
     original_length: int = setting(2048, low=1, key=SERVED_LENGTH_KEY, required=True)
     name: ClassVar[str] = "dynamic"
     needs_length: ClassVar[bool] = True
@@ -120,8 +135,9 @@ class Dynamic(Scaling):
 
 @dataclass(frozen=True)
 class Proportional(Scaling):
-    """p-RoPE: only the fastest `fraction` of the pairs rotate, slowed by `factor`; pairs still span
-    the whole head.
+    """p-RoPE: the fastest `fraction` of the pairs rotate, slowed by `factor`; the others have
+    frequency 0. All are pairs of the whole head, so the number of pairs and theta^(-2i/d) do not
+    depend on `fraction`.
     """
 
     factor: float = setting(1.0, low=1, high=MAX_FACTOR)

@@ -46,6 +46,7 @@ def pi(digits: int = DIGITS) -> Decimal:
         return total
 
     scaled = 4 * (4 * arctangent_of_inverse(5) - arctangent_of_inverse(239))
+    # the last step rounds to `digits` digits
     return (
         Decimal(scaled)
         .scaleb(-(digits + 10), decimal.Context(prec=digits + 20))
@@ -71,6 +72,9 @@ class Vector:
         return iter(self.values)
 
     def _with(self, operation: Callable[[Any, Any], Any], other: Any) -> tuple[Any, ...]:
+        """Return operation(x, y) for each pair, x of this vector and y of `other`, which may also
+        be one number for all pairs.
+        """
         return tuple(map(operation, self.values, _operands(other, len(self))))
 
     def __add__(self, other: Any) -> Vector:

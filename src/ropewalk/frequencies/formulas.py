@@ -57,8 +57,8 @@ def ntk_theta(theta: float, factor: Any, dim: int, ops: Any = FLOAT) -> Any:
     `theta` itself if there is only one pair.
     """
     if dim == 2:
-        # a single pair is both the fastest and the slowest: theta stays, for each row if there are
-        # rows
+        # a single pair is both the fastest and the slowest, so theta stays; factor * 0 + 1 is 1,
+        # for each row if `factor` has rows
         return ops.number(theta) * (factor * 0 + 1)
     return ops.number(theta) * factor ** (ops.number(dim) / (dim - 2))
 
@@ -99,10 +99,11 @@ def taper(pairs: int, last: int, ops: Any) -> Any:
     """
     steps = ops.multiples(1, pairs) - (pairs - last)
     if last <= 1:
-        return steps * 0 + 1
+        return steps * 0 + 1  # 1 for every pair
     # the half cosine (1 + cos t) / 2, with t from 0 to pi, is sin((pi - t) / 2)^2, which keeps its
     # digits where it is near 0
     pi_minus_t = ops.pi * (1 - ops.clamp(steps / (last - 1), 0, 1))
+    # exactly 1 before the taper and on its first pair
     return ops.where(steps < 1, 1.0, ops.sin(pi_minus_t / 2) ** 2)
 
 

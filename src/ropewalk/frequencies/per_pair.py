@@ -1,4 +1,22 @@
-"""Scalings with one value per pair: a LongRoPE factor, a given or learned frequency, an xPos decay."""
+"""Scalings with one value per pair: a LongRoPE factor, a given or learned frequency, an xPos decay.
+
+Words of this module:
+  setting       a field's default and its bounds. Where a Hugging Face config can name the scaling
+                (`in_configs`), `key` is the config key, if it is not the field's name, a `required`
+                key must be given, and one with `from_lengths` may be left out if the config has the
+                served and the trained length, whose ratio is then the value
+  in_extend     `extend`, which prepares a config for longer sequences, offers the scaling
+  learned       `Rope` has a parameter for the frequencies
+  periods       theta^(2i/d) of each pair, the inverse of its unscaled frequency
+  length        that of the sequence, or of each batch row, used if `needs_length`; None: the
+                trained length
+  ops           the operations of a formula on Decimals, floats or tensors; `vector` makes a list
+                of one number for each pair an operand
+  _growth       (xPos's log-magnitude of each pair per position, the position where it is 0), or
+                (None, 0) for a scaling without growth
+  _check_pairs  refuses a field whose list does not have one entry for each pair
+  innermost     the scaling with the trained length and the factor, inside all that contain it
+"""
 
 from __future__ import annotations
 
@@ -29,6 +47,7 @@ class LongRope(Scaling):
 
     short_factor: tuple[float, ...] = setting((1.0,), **FACTOR_RANGE, required=True)
     long_factor: tuple[float, ...] = setting((1.0,), **FACTOR_RANGE, required=True)
+    # at least 2: the magnitude divides by its logarithm
     original_length: int = setting(4096, low=2, key=TRAINED_LENGTH_KEY, required=True)
     # below 1 if the served length is shorter than the trained length; the magnitude is then 1
     factor: float = setting(1.0, above=0, required=True, from_lengths=True)
@@ -126,7 +145,7 @@ def geometric(pairs: int, slowest: float, fastest: float, zeros: int = 0) -> Giv
 @dataclass(frozen=True)
 class Learnable(Scaling):
     """omega_i * exp(alpha_i) with learned alpha_i, initially 0; omega_i are the frequencies of the
-    scaling `start`.
+    scaling `start`. alpha is a parameter of `Rope`, so this class computes omega alone.
     """
 
     start: Scaling = Default()  # noqa: RUF009 - frozen and without fields

@@ -74,6 +74,7 @@ class Setting:
         if isinstance(self.default, bool):
             return flag(name, value)
         if isinstance(self.default, int):
+            # 2^62 is also the upper bound of `integer`
             return integer(name, value, low=-(2**62) if math.isinf(self.low) else int(self.low))
         if isinstance(self.default, tuple):
             return number_tuple(name, value, low=self.low, above=self.above, high=self.high)
@@ -81,7 +82,9 @@ class Setting:
 
 
 def setting(default: Any, **facts: Any) -> Any:
-    """Declare a dataclass field with a `Setting`, by which it is checked and read from configs."""
+    """Declare a dataclass field with a `Setting`, by which it is checked and read from configs;
+    `facts` are the other fields of the Setting.
+    """
     return field(default=default, metadata={"setting": Setting(default, **facts)})
 
 
@@ -114,6 +117,7 @@ class Scaling:
     raises_length: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        """Check every field declared by `setting`, and keep it in the type of its default."""
         for name, facts in settings_of(self).items():
             object.__setattr__(self, name, facts.check(name, getattr(self, name)))
 

@@ -1,5 +1,15 @@
 """Scalings that change the frequencies of another scaling: the slowest pairs are clipped, or every
 frequency is multiplied by a learned factor.
+
+Words of this module:
+  setting       a field's default and its bounds, low <= value <= high
+  needs_length  the frequencies depend on the length of each sequence; `length` is then that of the
+                sequence, or of each batch row, and None stands for the trained length
+  growth        xPos's log-magnitude of each pair per position
+  innermost     the scaling with the trained length and the factor, inside all that contain it
+  ops           the operations of a formula on Decimals, floats or tensors; `multiples(1, n)` is
+                0 ... n - 1, and `vector` makes a list of one number for each pair an operand
+  taper         one factor for each pair: 1, then falling to 0 over the slowest pairs
 """
 
 from __future__ import annotations

@@ -9,7 +9,11 @@ qkv               the QKV product, then head norm, rotation and cache write
 decode_step       the other products of a decode step, its attention, and the next token
 linear_attention  causal linear attention with rotated features
 banded_attention  attention over a band of (query, key) pairs, with its log-sum-exp
+invariant         norm, product and attention whose bits do not depend on the batch
 cpu               the native library: the rotation, and causal attention
+
+A request says what one call rotates: the angles, the pairs and `seq_dim`, the axis of the tokens;
+`request.rows` are cos and sin of these tokens, and `align` makes them broadcast against x.
 """
 
 from __future__ import annotations
@@ -56,6 +60,7 @@ def _run_reference(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: An
         cos, sin = request.rows(
             x.shape[request.seq_dim], x.device, table_dtype(x), key=request.is_key(index)
         )
+        # `differentiable` calls the definition for the rotated dims, and copies the others
         out.copy_(
             eager.differentiable(
                 x, align(cos, x, request.seq_dim), align(sin, x, request.seq_dim), request

@@ -1,5 +1,8 @@
 """LaunchPlan: launches a Triton kernel once, then starts the compiled kernel directly if this
 version of Triton is known. Importing this imports Triton.
+
+A launch hook is a function that Triton calls at every launch, for profilers. Scratch memory is
+memory that a compiled kernel asks for at every launch.
 """
 
 from __future__ import annotations
@@ -67,7 +70,9 @@ class LaunchPlan:
 
     @property
     def can_start(self) -> bool:
-        """Whether the kernel is compiled, its launcher was saved and no launch hook is set."""
+        """Whether the kernel is compiled, its launcher was saved and no launch hook is set, which
+        `start` would not call.
+        """
         return self.launcher is not None and not knobs.runtime.launch_enter_hook.calls  # type: ignore[union-attr]
 
     def launch(self, grid: Grid, arguments: Sequence[Any]) -> None:
@@ -93,21 +98,24 @@ class LaunchPlan:
         """Save the launcher of `compiled` if this Triton version is supported; under the
         interpreter `compiled` is None.
         """
+        # `can_start` reads the calls of the hooks
         if not triton.__version__.startswith(KNOWN_VERSIONS) or not hasattr(
             launch_hooks(), "calls"
         ):
             return
         if not all(hasattr(compiled, name) for name in KERNEL_ATTRIBUTES):
             return
+        # no launch metadata, no enter hook, no exit hook; no global and no profile scratch memory
         launcher, no_hooks, no_scratch = compiled.run, (None, None, None), (None, None)
         if not all(hasattr(launcher, name) for name in LAUNCHER_ATTRIBUTES):
             return
         if launcher.global_scratch_size or launcher.profile_scratch_size:
             # this kernel needs scratch memory at every launch, which Triton's Python launcher
-            # allocates
+            # allocates; it adds the flags and the scratch memory itself
             self.launcher_arguments = (compiled.function, compiled.packed_metadata, *no_hooks)
             self.launcher = launcher
             return
+        # without scratch memory the C function below the Python launcher is called directly
         flags = (launcher.launch_cooperative_grid, launcher.launch_pdl)
         self.launcher_arguments = (
             compiled.function,

@@ -1,5 +1,11 @@
 """Request and TableRequest: one rotation to carry out, independent of the kernel: its angles, its
 pairs and its axes.
+
+Words of this module:
+  B, H, S, P  batch rows, heads, tokens and pairs
+  rows        cos and sin, one row for each token; a cached table has one for each position from 0
+  seq_dim     the axis of the tokens, counted from the end
+  key         for attention keys, whose magnitude may differ from that of queries
 """
 
 from __future__ import annotations
@@ -110,7 +116,7 @@ class Request(_OfTensors):
         sin is negated if sign is -1. Both may be cached: do not write to them.
         """
         rows = None
-        # cached rows are float32 and include the magnitude
+        # cached rows are float32 and include the magnitude once
         if self.magnitude_power == 1 and dtype == torch.float32:
             rows = self._cached_rows(seq, device, key)
         if rows is None:
@@ -196,7 +202,7 @@ def token_axes(ndim: int, seq_dim: int) -> tuple[int, int | None, int | None]:
     """
     seq = seq_dim % ndim
     others = [axis for axis in range(ndim - 1) if axis != seq]
-    if ndim == 3 and seq == 0:
+    if ndim == 3 and seq == 0:  # packed [T, H, D]
         return seq, None, others[0]
     return seq, others[0] if others else None, others[1] if len(others) > 1 else None
 

@@ -91,6 +91,7 @@ def captured_graph(device: torch.device) -> int | None:
         ask = ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2
     except (OSError, AttributeError):
         return None
+    # the driver writes the status of the capture, which is known here, and the number of the graph
     status, graph = ctypes.c_int(), ctypes.c_uint64()
     stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
     # None: the outputs that are not needed

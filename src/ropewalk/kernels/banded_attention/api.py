@@ -31,8 +31,8 @@ class BandedCall:
     ranges    integer [2, blocks]: the first key and the end (exclusive) of the keys of each block
               of ROWS queries
     causal    a query sees only keys up to its own index plus `offset`
-    q_group, k_group  integer [1 or B, S]: a query sees only keys with low <= q_group - k_group <
-                      high; a low or high of None is no bound
+    q_group, k_group  integer [1 or B, S], a number for each token: a query sees only keys with low
+                      <= q_group - k_group < high; a low or high of None is no bound
     """
 
     q: Tensor

@@ -3,6 +3,10 @@ memory.
 
 Calls that the kernel does not support are computed by `ropewalk.attention.lse`, a block of queries
 at a time.
+
+A BandedCall has q [B, H, Sq, D], k and v [B, Hk, Sk, ...], and which keys a query sees: `causal`,
+those up to its own index plus `offset`; `low` and `high`, those with low <= q_group - k_group <
+high, where each token has a group and None is no bound.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Causal softmax attention of a whole text on the CPU, by the native library."""
+"""Causal softmax attention of a whole text on the CPU, by the native library.
+
+B is the batch size, S the number of tokens, H and G are the heads of q and of k; `library.handle`
+is the loaded library, None without one, and `library.missing` then says why.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +59,7 @@ def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Return the causal attention of q [B, H, S, D] to k and v [B, G, S, D] of G key heads: [B, H,
-    S, D], in memory as [B, S, H, D].
+    S, D], in memory as [B, S, H, D]. `scale` is the softmax scale.
 
     The caller has asked `why_not`, which returned None.
     """
@@ -63,6 +67,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     batch, heads, rows, dim = q.shape
     y = q.new_empty(batch, rows, heads, dim).transpose(1, 2)
+    # a pointer and three strides of each tensor
     pointers_and_strides = [word for x in (q, k, v, y) for word in (x.data_ptr(), *x.stride()[:3])]
     out_of_memory = _attend(
         _CALL.pack(*pointers_and_strides, batch, heads, k.shape[1], rows, dim, scale)

@@ -1,4 +1,14 @@
-"""The native CPU backend: which tensors it supports, and how it calls the C library."""
+"""The native CPU backend: which tensors it supports, and how it calls the C library.
+
+Words of this module:
+  request  what one call rotates: the angles, the pairs, and `seq_dim`, the axis of the tokens
+  levels   the two-level table: cos and sin of the low and of the high bits of a position, whose
+           angles are added. `levels.words` is empty if it does not define the rotation, and
+           `levels.for_both` says whether queries and keys have the same angles and magnitude
+  rows     cos and sin themselves, one row for each token
+  words    some of the library's arguments, packed as bytes; `shapes` are those of sizes and strides
+  key      for attention keys
+"""
 
 from __future__ import annotations
 
@@ -157,7 +167,8 @@ def prepare(
         pointers = pack(
             q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr(), position_pointer, offset
         )
-        # False: the rows of queries, which are those of keys too
+        # for many tokens rows are faster than the table. False: the rows of queries, which are
+        # those of keys too
         rows = (
             cached_rows(spec, magnitude_power, False, offset, seq)
             if consecutive and seq >= CACHED_ROWS_FROM
@@ -182,6 +193,7 @@ def _run_from_levels(
     shapes  the packed sizes and strides of xs and outs, by `shape_words`
     """
     positions, seq = request.positions, xs[0].shape[request.seq_dim]
+    # the strategy "two-level" keeps no rows
     if positions is None and seq >= CACHED_ROWS_FROM and request.tables == "auto":
         rows = cached_rows(request.spec, request.magnitude_power, request.key, request.offset, seq)
         if rows is not None:

@@ -4,6 +4,9 @@ table, and shapes.
 The library takes one array of 64-bit words; a function or a field called `words` holds some of
 them, as bytes. Everything but the pointers is cached between calls. Nothing that threads share is
 ever written to.
+
+The angles come either from rows, cos and sin of each token, or from positions and a two-level
+table (levels): cos and sin of the low and of the high bits of a position. What is not used is 0.
 """
 
 from __future__ import annotations
@@ -72,16 +75,20 @@ _LEVELS_OF_SPECS = Cache("cpu levels", entries=1024, points_into=TABLES)
 
 
 def levels_of(spec: RopeSpec, magnitude_power: int, key: bool) -> Levels:
-    """Return the packed two-level table, with the magnitude of keys if `key`; the caller must keep
-    it alive during the call.
+    """Return the packed two-level table of a spec; its `words` are empty if that table and one
+    magnitude do not define the rotation. The caller must keep it alive during the call.
+
+    magnitude_power  1 applies the magnitude, 0 leaves it out, -1 divides by it
+    key              True: the magnitude of keys, which may differ from that of queries
     """
     signature = (spec.fingerprint, magnitude_power, key)
     levels = _LEVELS_OF_SPECS.get(signature)
     if levels is not None:
         return levels
     spec_tables, words = tables(spec, torch.device("cpu")), b""
-    # frequencies that depend on the length, and xPos, whose magnitude grows with the position, need
-    # more than a table and one magnitude
+    # one table and one magnitude are not enough for frequencies that depend on the length, for
+    # positions that are no integers, and for xPos, whose magnitude grows with the position; some
+    # specs have no such table
     if (
         spec_tables.frequencies.growth is None
         and spec_tables.levels is not None
@@ -108,8 +115,8 @@ _ROWS = Cache("cpu rows", entries=2, points_into=TABLES)
 def cached_rows(
     spec: RopeSpec, magnitude_power: int, key: bool, offset: int, seq: int
 ) -> Rows | None:
-    """Return packed cos and sin of positions offset ... offset + seq - 1, shared by all layers; of
-    keys if `key` is True.
+    """Return packed cos and sin of positions offset ... offset + seq - 1, the same for all layers
+    of a model; of keys if `key` is True.
 
     None if no table has them, if the offset is negative, or if the magnitude is not applied as it
     is (magnitude_power != 1).

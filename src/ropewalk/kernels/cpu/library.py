@@ -1,4 +1,7 @@
-"""Load the native library (_cpu.so) and select its thread pool and instruction set."""
+"""Load the native library (_cpu.so) and select its thread pool and instruction set.
+
+`handle` is the loaded library, or None; ISA is short for instruction set.
+"""
 
 from __future__ import annotations
 
@@ -88,6 +91,7 @@ def choose_isa(name: str | None = None) -> str:
     name.
     """
     indices = isas()
+    # an error names the environment variable, which has the name
     name = choice("ROPEWALK_ISA", name, indices) if name else next(iter(indices))
     # `indices` is not empty, so the library was loaded
     handle.ropewalk_choose_isa(indices[name])  # type: ignore[union-attr]

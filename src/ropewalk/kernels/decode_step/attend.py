@@ -1,5 +1,8 @@
 """Softmax attention of one query token per row over a KV cache, in one launch. Importing this
 imports Triton.
+
+For each query, `highest` is its highest score so far, times log2(e); `total` the sum of
+2^(score - highest); and `mixed` the sum of the values with these weights.
 """
 
 from __future__ import annotations
@@ -23,16 +26,16 @@ LARGE_PART = tl.constexpr(config.LARGE_PART)
 @triton.jit
 @no_type_check
 def _added_key(query, key, value, seen, highest, total, mixed, scale):
-    """Return (highest, total, mixed) of `attend` with one more key and its value, both [1, dims];
-    unchanged if not `seen`.
+    """Return (highest, total, mixed) with one more key and its value, both [1, dims]; unchanged if
+    not `seen`.
 
-    For each query: the highest score so far, times log2(e); the sum of 2^(score - highest); and the
-    sum of the values with these weights.
+    query is [queries, dims], highest and total are [queries], mixed is [queries, dims]; `scale` is
+    the softmax scale.
     """
     score = tl.sum(query.to(tl.float32) * key.to(tl.float32), axis=1) * (scale * LOG2_E)
     score = tl.where(seen, score, float("-inf"))
     now_highest = tl.maximum(highest, score)
-    # -inf - -inf would be NaN
+    # a query that has seen no key yet: -inf - -inf would be NaN
     base = tl.where(now_highest == float("-inf"), 0.0, now_highest)
     weight, shrink = tl.exp2(score - base), tl.exp2(highest - base)
     return (

@@ -2,7 +2,7 @@
 Importing this imports Triton.
 
 One product of a wide tile reads its operands from shared memory less often than two products of
-narrow ones.
+narrow ones. T is the number of rows of a tile, C that of its columns; GROUP divides C.
 """
 
 from __future__ import annotations

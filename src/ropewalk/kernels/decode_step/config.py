@@ -1,5 +1,17 @@
 """How the decode kernels divide their work; the numbers come from sweeps on an H200. Importing this
 does not import Triton.
+
+Words of this module:
+  tile       what a program of a product computes: rows x columns results, `depth` terms at a time
+  depth      of a product: the number of terms of each sum; of a tile: how many at a time
+  stages     how many tiles of the operands are in shared memory at once, so that loads overlap
+             with the arithmetic
+  gate       the product has two columns for each result: silu(first) * second
+  norm       the RMS norm of the product's input; head_norm: that of the heads of q and k after it
+  bytes      element_size: of one number; shared_bytes: of shared memory, as argument what a program
+             can use
+  available  the number of multiprocessors of the GPU
+  splits     among how many programs a long sum or search is divided; each computes a part
 """
 
 from __future__ import annotations
@@ -71,7 +83,7 @@ class ProductTile:
 
     def fitted(self, element_size: int, shared_bytes: int) -> ProductTile:
         """Return this tile if it fits into `shared_bytes` of a GPU's shared memory, otherwise one
-        with less depth, fewer stages or both.
+        with less depth, fewer stages or both: less depth where fewer than FEWEST_STAGES fit.
         """
         if self.shared_bytes(element_size) <= shared_bytes:
             return self
@@ -161,6 +173,7 @@ def pick_qkv_tile(
     # large tiles are slow if heads do not fill them, or if the last programs leave multiprocessors
     # without work
     fills = head_dim % (2 * QKV_PAIRS) == 0
+    # the share of the multiprocessors' time in which they have a program, if each runs two at once
     busy = programs / (-(-programs // (2 * available)) * 2 * available)
     if rows > MOST_TILE_ROWS or not fills or (crowded and busy <= 0.8):
         return _small_qkv_tile(rows, depth, heads, head_dim, head_norm, available)
@@ -194,15 +207,15 @@ def _programs(heads: int, head_dim: int, pairs: int) -> int:
 
 def run_concurrently(programs: int, tile: ProductTile, x: Tensor) -> bool:
     """Return whether the GPU can run all programs of a product of x at the same time: it has room
-    for one on each multiprocessor, or for two if their tiles are small. The interpreter runs one at
-    a time.
+    for one on each multiprocessor, or for two if their tiles are small and they have few warps. The
+    interpreter runs one at a time.
     """
     small = 2 * tile.shared_bytes(x.element_size()) <= shared_memory(x.device) and tile.warps <= 4
     return programs <= (2 if small else 1) * multiprocessors(x.device) and not interpreting()
 
 
 def few_programs(rows: int, k_heads: int, device: torch.device) -> bool:
-    """Return whether `attend` has a multiprocessor for every pair of a row and a key head."""
+    """Return whether `attend` has a multiprocessor for each key head of each row."""
     return rows * k_heads <= multiprocessors(device)
 
 
@@ -210,7 +223,7 @@ def pick_keys(
     few: bool, dim_block: int, element_size: int, shared_bytes: int, part: int
 ) -> tuple[int, int, int]:
     """Return how many keys `attend` reads at a time, how many such tiles of k and v are in shared
-    memory at once, and its warps.
+    memory at once, and its warps. dim_block is head_dim, rounded up to the width of a tile.
 
     With `few` programs each may use all shared memory of a multiprocessor, and has large tiles if
     the `part` of the cache that it may have to read is several of them. Otherwise three share a
@@ -236,6 +249,7 @@ def pick_splits(rows: int, k_heads: int, capacity: int, device: torch.device) ->
     64 keys; otherwise there are at least two for each, unless they would have fewer than 256 keys.
     More than FEW_PARTS have at least LARGE_PART keys, because adding up parts takes time.
     """
+    # `pairs` are those of a row and a key head
     pairs, available = rows * k_heads, multiprocessors(device)
     if few_programs(rows, k_heads, device):
         # the largest power of two up to available / pairs

@@ -1,5 +1,10 @@
 """Launches of the decode kernels into given outputs, so that a CUDA graph can capture them.
 Importing this imports Triton.
+
+B is the number of rows of a step, one token each; a workspace is memory in which the programs of a
+launch exchange their parts. The norm, bias, residual and gate of a product are those of
+`definition.product`. PDL (programmatic dependent launch) starts a kernel before the previous one
+ends.
 """
 
 from __future__ import annotations
@@ -103,7 +108,10 @@ def product(
 def _library_product(
     x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, residual: Tensor | None, gate: bool
 ) -> None:  # fmt: skip
-    """Do what `product` does without a norm, by torch's matrix product."""
+    """Write x @ weight^T + bias + residual into `out`, without those that are None, by torch's
+    matrix product; with `gate`, leave the residual out and write silu(first half) * second half of
+    the columns.
+    """
     if gate:
         packed = F.linear(x, weight, bias)
         rows, count = out.shape
@@ -206,8 +214,11 @@ def next_token(
     """Write the most likely token of each row of `logits` [B, V] to `tokens`, at the row's slot,
     and its embedding to x [B, K].
 
-    counters  [2 B + 1]: the position of each row, the slot of each row, and the number of keys; 1
-              is added to each
+    embedding  [V, K], one row for each token of the vocabulary
+    tokens     [B, N], the tokens of the texts; a slot is an index into all B N places
+    counters   [2 B + 1]: the position of each row, the slot of each row, and the number of keys; 1
+               is added to each
+    workspace  says among how many programs the vocabulary is divided
     """
     rows, vocabulary = logits.shape
     with torch.cuda.device_of(x):

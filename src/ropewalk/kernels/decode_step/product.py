@@ -8,6 +8,12 @@ gate.
 A tile has ROWS x COLUMNS results, which are sums of K terms, DEPTH at a time. MASKED says whether
 columns or terms may be missing at the end of a tile. GROUP orders the columns of two blocks of
 weight rows in one tile, as in columns.py; 0 means that there is one block.
+
+`live` [1, COLUMNS] is the mask of the columns, row_live [ROWS, 1] that of the rows. x_row, out_row,
+residual_row and packed_row are strides from one row to the next. PDL: programmatic dependent
+launch, by which a kernel starts before the previous one ends. PRECISION says how float32 operands
+are multiplied, exactly ("ieee") or as tf32. `load` and `store` take a mask, whether to use it, and
+a cache hint, "" for none.
 """
 
 from __future__ import annotations
@@ -40,7 +46,8 @@ def begin(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Return what `products` begins with: for a single row of x the first DEPTH weights of each
-    weight row, otherwise pointers to the weight rows.
+    weight row, of the first block and of the second; otherwise twice the pointers [1, columns] to
+    the weight rows of both blocks together, of which `products` uses the first.
 
     first_row and second_row are the indices [1, COLUMNS] of two blocks of weight rows; with a GROUP
     of 0 there is only the first. With PDL (programmatic dependent launch) this kernel starts before
@@ -126,9 +133,10 @@ def _vector_products(
     the second is the first.
 
     `weights` and `more_weights` are the first DEPTH of each weight row, already loaded; the
-    pointers `first_rows` and `second_rows` [COLUMNS, 1] give the others. Products are summed in
-    registers: one row would leave most of a matrix instruction unused. With NORM x is RMS-normed:
-    its weight multiplies x before the product, and the inverse rms multiplies the result.
+    pointers `first_rows` and `second_rows` [COLUMNS, 1] give the others, and `live` is here
+    [COLUMNS, 1]. Products are summed in registers: one row would leave most of a matrix instruction
+    unused. With NORM x is RMS-normed: the weight of the norm multiplies x before the product, and
+    the inverse rms multiplies the result.
     """
     first = tl.zeros([COLUMNS, DEPTH], tl.float32)
     second = tl.zeros([COLUMNS, DEPTH], tl.float32)
@@ -169,13 +177,14 @@ def _matrix_products(
     K: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, MASKED: tl.constexpr, ROWS_MASKED: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Return x [ROWS, K] times a block of weight rows, float32 [ROWS, C].
+    """Return x [ROWS, K] times C weight rows, float32 [ROWS, C]: one block of COLUMNS weight rows,
+    or with a GROUP both blocks together, so C is twice as many.
 
     x and `weights` are pointers to the beginnings of rows, [ROWS, 1] and [1, C]; row_live and live
-    are their masks. ROWS_MASKED hides the rows that are not `row_live`; without it each of them
-    reads a row of x, see `rows_of_x`.
+    are their masks. MASKED or ROWS_MASKED hides the rows that are not `row_live`; without both each
+    of them reads a row of x, see `rows_of_x`. PDL: let the next kernel start, after the loop.
     """
-    COLUMNS: tl.constexpr = weights.shape[1]
+    COLUMNS: tl.constexpr = weights.shape[1]  # C, so with a GROUP both blocks
     # where x has too few rows for a matrix instruction, the weights may have enough
     SWAPPED: tl.constexpr = ROWS < INSTRUCTION_ROWS and COLUMNS >= INSTRUCTION_ROWS
     total = tl.zeros([COLUMNS, ROWS] if SWAPPED else [ROWS, COLUMNS], tl.float32)

@@ -1,5 +1,8 @@
 """Norm, product and attention whose bits do not depend on the batch: by Triton kernels where they
 can run (plain torch computes their gradients), else by the definition.
+
+`plain` is a function in plain torch with the arguments of a kernel. Its results need not have the
+same bits; only its gradients are used.
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ def product(
     from ropewalk.kernels.invariant import launch
 
     def plain(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        """Return the product in plain torch, for its gradients."""
         return definition.finished(F.linear(x, weight, bias), residual, gate)
 
     return _with_gradients(
@@ -72,6 +76,7 @@ def attention(
     from ropewalk.kernels.invariant import launch
 
     def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the attention in plain torch, for its gradients."""
         # `own` is the index of each query's own key
         own = torch.arange(k.shape[2] - q.shape[1], k.shape[2], device=q.device)[:, None]
         key = torch.arange(k.shape[2], device=q.device)
@@ -121,7 +126,7 @@ class _KernelWithPlainGradients(torch.autograd.Function):
         """Return None for the two functions, and the gradient of each tensor, None where none is
         needed.
         """
-        needed = ctx.needs_input_grad[2:]
+        needed = ctx.needs_input_grad[2:]  # without those of `kernel` and `plain`
         inputs: list[Any] = [
             t if t is None else t.detach().requires_grad_(need)
             for t, need in zip(ctx.saved_tensors, needed, strict=True)

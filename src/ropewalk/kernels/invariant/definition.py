@@ -3,6 +3,9 @@ computed alone.
 
 How a library divides a sum follows from the shapes of its arguments. Here these shapes follow from
 the token and the tokens before it alone, and so do the bits of the result.
+
+`first_keys` [B] has the index of each row's first key; the keys before it are padding. A query sees
+the keys up to its own, with a `window` at most its latest ones; `scale` is the softmax scale.
 """
 
 from __future__ import annotations
@@ -65,9 +68,10 @@ def attention(
         for token in range(queries):
             own = before + token
             first = row_first if window is None else max(row_first, own - window + 1)
-            if own < row_first:  # padding
+            if own < row_first:  # padding sees no key, and its output is 0
                 tokens.append(torch.zeros_like(q[row, token]))
                 continue
+            # each key head once for every query head that shares it
             keys, values = (
                 t[row, :, first : own + 1].clone().repeat_interleave(group, dim=0) for t in (k, v)
             )

@@ -6,6 +6,10 @@ segment is summed from zero, KEYS keys at a time; then the segments are added in
 program has a tile of the same size, whatever it computes. So the order of all sums is given by the
 index of a key within its row, and neither other rows, other queries nor the number of programs
 change it. Keys that a query does not see add exact zeros.
+
+For each query, `highest` is its highest score so far, times log2(e); `total` the sum of
+2^(score - highest); and `mixed` the sum of the values with these weights. PRECISION says how
+float32 operands are multiplied, exactly ("ieee") or as tf32.
 """
 
 from __future__ import annotations
@@ -24,12 +28,10 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 @triton.jit
 @no_type_check
 def _with_keys(query, keys, values, seen, highest, total, mixed, scale, PRECISION: tl.constexpr):
-    """Return (highest, total, mixed) of a segment with one more tile of keys: for each query the
-    highest score times log2(e), the sum of 2^(score - highest), and the sum of the values with
-    these weights.
+    """Return (highest, total, mixed) of a segment with one more tile of keys.
 
     query is [queries, dims], keys [dims, KEYS], values [KEYS, dims], and the mask `seen` [queries,
-    KEYS].
+    KEYS]; `scale` is the softmax scale.
     """
     scores = tl.dot(query, keys, input_precision=PRECISION) * (scale * LOG2_E)
     scores = tl.where(seen, scores, float("-inf"))
@@ -52,6 +54,7 @@ def _with_segment(highest, total, mixed, its_highest, its_total, its_mixed):
     segment, whose own three are its_highest, its_total and its_mixed.
     """
     now_highest = tl.maximum(highest, its_highest)
+    # where no segment has a key that the query sees: -inf - -inf would be NaN
     base = tl.where(now_highest == float("-inf"), 0.0, now_highest)
     shrink, its_shrink = tl.exp2(highest - base), tl.exp2(its_highest - base)
     total = tl.fma(total, shrink, its_total * its_shrink)

@@ -1,4 +1,12 @@
-"""Launches of the kernels whose bits do not depend on the batch. Importing this imports Triton."""
+"""Launches of the kernels whose bits do not depend on the batch. Importing this imports Triton.
+
+The keys of a row are divided into segments of SEGMENT keys, from its first key on. A program of
+`attend` sums either one segment (APART), and `join` adds the segments up, or all of them. A tile
+holds the queries or the keys that a program computes at a time.
+
+`first_keys` [B] has the index of each row's first key; the keys before it are padding. A query sees
+the keys up to its own, with a `window` at most its latest ones; `scale` is the softmax scale.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +56,9 @@ def product(
 
 
 def product_tile(rows: int, columns: int, depth: int, gate: bool, available: int) -> ProductTile:
-    """Return the tile of a product; a single row is computed as one of several."""
+    """Return the tile of a product; a single row is computed as one of several, because the tiles
+    of a single row sum in another order.
+    """
     if rows <= MOST_TILE_ROWS:
         tile = pick_tile(max(2, rows), columns, depth, gate, available)
         # without a mask, most rows of the tile would read a row of x that another one reads
@@ -70,7 +80,7 @@ def attention(
         return out
     out = torch.empty_like(q)
     options = _options(q, k, window)
-    tokens = options["QUERIES"] // options["GROUP_BLOCK"]
+    tokens = options["QUERIES"] // options["GROUP_BLOCK"]  # of one program
     _attend((-(-q.shape[1] // tokens),), q, k, v, out, None, None, first_keys, num_keys, scale,
             SEGMENTS=0, APART=False, TILES=_most_tiles(k.shape[2]), **options)  # fmt: skip
     return out
@@ -113,6 +123,7 @@ def _options(q: Tensor, k: Tensor, window: int | None) -> dict[str, Any]:
         "GROUP_BLOCK": power_of_two(group),
         # at least one token with all its heads
         "QUERIES": max(QUERIES, power_of_two(group)),
+        # float32 keys take twice the memory
         "KEYS": KEYS if q.element_size() == 2 else KEYS // 2,
         "WINDOW": window or 0,
     }

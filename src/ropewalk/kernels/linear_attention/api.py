@@ -1,5 +1,9 @@
 """The launches of causal linear attention: which calls the kernels support, and how a sequence is
 divided into segments.
+
+The state before a token has two sums over the keys so far, for each head: `mixed`, of (rotated key
+feature) x value, and `total`, of key features. `scale` is the a of the form "cosine", whose weights
+are 1 + a cos; None with other features.
 """
 
 from __future__ import annotations
@@ -180,7 +184,8 @@ def run(
 
 def _operands(x: Tensor) -> dict[str, Any]:
     """Return the operand type of the matrix products for x: bfloat16 for bfloat16 (on a GPU); tf32
-    for float16, whose sums can overflow; tf32x3 for float32.
+    for float16, whose sums can overflow; tf32x3 for float32: three tf32 products for each one, with
+    about the precision of float32.
     """
     import triton.language as tl
 

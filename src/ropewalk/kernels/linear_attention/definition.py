@@ -6,6 +6,11 @@
 with cos_ij = (R_i q_i / |q_i|).(R_j k_j / |k_j|) and sums over the keys j <= i that are no padding.
 The kernels compute the same in time linear in the number of tokens; the backward pass and calls
 that they do not support use the chunked sums of `ropewalk.attention.linear_sums`.
+
+R_i is the rotation at token i, f the feature, a the `scale` of each head. The state, `mixed` and
+`total`, holds the sums over the keys before the call: of (rotated key feature) x value, [B, H, F,
+Dv], and of the key features of the denominator, [B, H, F]. F is D, or D + 1 with "cosine", which
+has the constant 1 as one more feature.
 """
 
 from __future__ import annotations
@@ -29,7 +34,11 @@ def run(
     scale: Tensor | None,
     call: LinearCall,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (out [B, H, S, Dv], mixed, total); arguments and results as in `api.run`."""
+    """Return (out [B, H, S, Dv], mixed, total): the outputs, and the state after the last token.
+
+    q and k are [B, H, S, D], v is [B, H, S, Dv]; `mixed` and `total` are the state before the call.
+    `scale` is the a of "cosine", None with other features.
+    """
     dtype = torch.promote_types(q.dtype, torch.float32)
     out_dtype, v = v.dtype, v.to(dtype)
     q, k = (_feature(x.to(dtype), call.feature) for x in (q, k))
@@ -37,7 +46,8 @@ def run(
     q_top, k_top = _rotated(q, call, key=False), _rotated(k, call, key=True)
     q_bottom, k_bottom = q, k
     if scale is not None:
-        # "cosine": a constant feature 1 adds the 1 of the weight 1 + a cos
+        # "cosine": a constant feature 1 adds the 1 of the weight 1 + a cos; the denominator has the
+        # same weights as the numerator
         one = torch.ones_like(q_top[..., :1])
         q_top = q_bottom = torch.cat((one, q_top * scale), dim=-1)
         k_top = k_bottom = torch.cat((one, k_top), dim=-1)
@@ -61,6 +71,8 @@ def _feature(x: Tensor, name: str) -> Tensor:
 
 
 def _rotated(x: Tensor, call: LinearCall, key: bool) -> Tensor:
-    """Return x [B, H, S, D] rotated at the positions of the call."""
+    """Return x [B, H, S, D] rotated at the positions of the call, with the magnitude of keys if
+    `key`.
+    """
     cos, sin = cos_sin(call.spec, call.positions, dtype=x.dtype, key=key)
     return rotate(x, align(cos, x, -2), align(sin, x, -2), call.spec.layout)  # type: ignore[arg-type]

@@ -6,7 +6,9 @@ sums. After a cumulative sum over the segments, the second kernel starts each se
 and computes the outputs chunk by chunk: a segment has CHUNKS chunks of CHUNK tokens.
 
 A head has PAIRS pairs, a value WIDTH dims; BLOCK and WIDTH_BLOCK are these rounded up to powers of
-two. FORM is the feature.
+two. FORM is the feature. `token` [tokens] are indices, `live` is the mask of those that are used,
+and `stride` is from one token to the next. QUICK uses the GPU's approximate sine instruction.
+INTERLEAVED: a pair is two neighbouring dims, otherwise dims i and PAIRS + i.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ def chunk_angles(
     QUICK: tl.constexpr,
 ):
     """Return float32 cos and sin [tokens, BLOCK] of exact phases: position times step, where
-    `steps` has the phase of position 1 for each pair.
+    `steps` has the phase of position 1 for each pair, as an integer.
     """
     pair = tl.arange(0, BLOCK)
     step = tl.load(steps + pair, mask=pair < PAIRS, other=0)

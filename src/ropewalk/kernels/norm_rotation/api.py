@@ -1,5 +1,12 @@
 """qk_norm_rope and why_not: argument checks, the autograd function, and the choice between kernel
 and definition.
+
+Words of this module:
+  call     a checked `NormRotationCall`, its tensors with one token axis: q [T, Hq, D]
+  shape    the sizes of the token axes that the caller's tensors have; the call has their product, T
+  heads    (Hq, Hk), given if q holds q, k and v packed
+  config   how the kernel divides its work; None picks one
+  backend  "triton", the fused kernel, or "definition", plain torch
 """
 
 from __future__ import annotations
@@ -178,7 +185,7 @@ class _NormRope(torch.autograd.Function):
         """
         q, k, q_weight, k_weight, positions = ctx.saved_tensors
         # put the saved tensors back into the call: autograd checks that they were not changed in
-        # place
+        # place. The norm is a QKNorm or None, because a LatentNorm has no gradients
         norm = (
             None
             if ctx.call.norm is None
@@ -218,7 +225,7 @@ def checked_call(
     shape, dtype, device = tuple(q.shape[:-2]), q.dtype, q.device
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x is None or (heads is not None and x is not q):
-            continue
+            continue  # packed k and v are views of the tensor that q is a view of
         if x.ndim < 3 or tuple(x.shape[:-2]) != shape or x.shape[-1] != spec.head_dim:
             raise RopeError(name, f"must be [{_shown(shape)}heads, {spec.head_dim}]", list(x.shape))
         if x.device != device or x.dtype != dtype:
@@ -331,6 +338,7 @@ def _per_token(
     """Return `values`, which may lack leading token axes, broadcast to all tokens: contiguous
     [tokens] or [axes, tokens].
 
+    name   of the argument, for errors
     shape  the sizes of the token axes
     axes   (number of position axes,) if `values` has such a first axis, else ()
     """

@@ -4,6 +4,13 @@ write into a KV cache.
 It computes in float32 (float64 for float64 inputs) and rounds each result once, when it is stored.
 The Triton kernel takes the same `NormRotationCall` and is tested against this module, which also
 runs the calls that the kernel does not support.
+
+Words of this module:
+  T, Hq, Hk, D  tokens, heads of q, heads of k and v, dimensions of a head
+  key           True for k, False for q; their cos and sin differ if their magnitudes do
+  latent        the dims of k that do not rotate, in latent attention (MLA)
+  slot          the place of a token in a cache; a negative one is padding
+  quantised     the cache is float8 and stores x / scale
 """
 
 from __future__ import annotations
@@ -122,6 +129,7 @@ class KVSlots:
         if self.v is None and self.v_scale is not None:
             raise RopeError("v_scale", "needs a v cache; leave it out", self.v_scale)
         if self.v is None:
+            # a field of a frozen dataclass can be set only so
             object.__setattr__(self, "k_scale", self._on_device("k_scale", self.k_scale))
             return
         if (

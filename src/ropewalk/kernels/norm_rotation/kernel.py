@@ -1,5 +1,19 @@
 """The fused kernels: norm, rotation and cache write in one launch, and the backward. Importing this
 imports Triton.
+
+Words of this module (more in tiles.py):
+  tile            [tokens, heads, dims]; a head is three tiles: first and second members of its
+                  pairs, and the rest, its dims that do not rotate
+  HEAD            (head_dim, first rotated dim, pairs, tile width of the pairs, tile width of the
+                  rest or 0)
+  WEIGHT          the norm multiplies by nothing (""), by w ("w") or by 1 + w ("1+w")
+  live            a mask, True for tokens and heads that exist; MASKED and MASK_TOKENS say whether
+                  any may be missing
+  INTERLEAVED     a pair is two neighbouring dims; otherwise its members are half the rotated dims
+                  apart
+  steps           the phase step of each pair: its angle per position, as an integer
+  EVICT, STORE    cache hints of loads and of stores, "" for none
+  PDL             programmatic dependent launch: start before the previous kernel ends
 """
 
 from __future__ import annotations
@@ -28,7 +42,9 @@ from ropewalk.kernels.rotation.triton.pairs import load
 @no_type_check
 def _slot_rows(cache, slot, head, page_stride, row_stride, head_stride, PAGE_SIZE: tl.constexpr):
     """Return pointers [tokens, heads, 1] to the first dim of each head in a cache; a slot is a row
-    of a page.
+    of a page. With a PAGE_SIZE of 1 every slot is a page, and its row is 0.
+
+    `slot` is [tokens], `head` [1, heads, 1]; names that end in _stride are strides.
     """
     rows = cache + (slot // PAGE_SIZE * page_stride)[:, None, None] + head * head_stride
     if PAGE_SIZE > 1:
@@ -47,9 +63,12 @@ def _normed_and_rotated(
     """Return normalised and rotated heads of q or of k as (first and second members of the pairs,
     dims that do not rotate), in float32.
 
-    `rows` [TOKENS, HEADS, 1] points to the heads in memory, `live` is their mask. HEAD, WEIGHT and
-    the arguments of the angles are as in tiles.py. SPREAD computes the angles once for each head,
-    and not once for all of them; LATENT norms only the dims that do not rotate.
+    `rows` [TOKENS, HEADS, 1] points to the heads in memory, `live` is their mask. `token` are the
+    indices of the tokens, `token_live` their mask; the position of a token on an axis is found by
+    `axis_stride`, and the axis of a pair in `axis_of_pair`, if there are several (AXES). MAGNITUDE
+    multiplies cos and sin by `magnitude`. SPREAD computes the angles once for each head, not once
+    for all of them; LATENT norms only the dims that do not rotate, and NORM whole heads. QUICK uses
+    the GPU's sine instruction.
     """
     first, second, rest = load_head(rows, live, MASKED, INTERLEAVED, HEAD, EVICT)
     w_first, w_second, w_rest = load_factors(weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, HEADS)
@@ -297,7 +316,7 @@ def _heads_backward(
         mean = mean_product(first, second, rest, x_first, x_second, x_rest, HEAD)
         first, second, rest = first - x_first * mean, second - x_second * mean, rest - x_rest * mean
         first, second, rest = first * inverse_rms, second * inverse_rms, rest * inverse_rms
-    # not scaled (1.0), not quantised (False), no cache hint ("")
+    # not scaled (1.0), not quantised (False); no cache hint ("")
     store_head(dx, first, second, rest, 1.0, live, False, MASKED, INTERLEAVED, HEAD, "")
     return dw_first, dw_second, dw_rest
 
@@ -325,6 +344,7 @@ def _store_weight_grad(
     if REST_BLOCK:
         rest = tl.sum(tl.reshape(rest, [rows, REST_BLOCK]), axis=0)[None, None, :]
     always = tl.full([1, 1, 1], 1, tl.int1)
+    # not scaled (1.0), not quantised (False), no head missing (False), no cache hint ("")
     store_head(out, first, second, rest, 1.0, always, False, False, INTERLEAVED, HEAD, "")
 
 

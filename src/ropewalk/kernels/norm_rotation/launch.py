@@ -1,5 +1,15 @@
 """Launches of the fused kernels. The forward keeps a launch plan for each combination of spec,
 dtypes, strides and shapes; one plan serves several numbers of tokens. The backward has no plans.
+
+Words of this module:
+  plan     a compiled kernel with the arguments that are the same in several calls
+  program  computes a block of tokens and a group of heads, in the forward of q, of k or of v
+  q_block  how many heads of q a group has; k_block those of k or v
+  config   how the kernel divides its work: the tokens, heads and warps of a program
+  values   kernel arguments by name, which the kernel explains; names in capitals are constants
+  HEAD     (head_dim, first rotated dim, pairs, tile width of the pairs, of the rest or 0)
+  steps    the phase step of each pair: its angle per position, as an integer
+  rest     the dims of a head that do not rotate
 """
 
 from __future__ import annotations
@@ -82,7 +92,8 @@ def changing_tensors(call: NormRotationCall) -> tuple[Tensor | None, ...]:
 
 class _ForwardPlan(LaunchPlan):
     """The launch plan of the forward for calls with the same shapes, strides and spec; their
-    numbers of tokens may differ by multiples of the tokens of a program.
+    numbers of tokens may differ by multiples of the tokens of a program, so the last block of
+    tokens is equally full in all of them.
     """
 
     def __init__(self, call: NormRotationCall, config: NormRotationConfig) -> None:
@@ -200,6 +211,7 @@ def cache_strides(cache: KVSlots | None) -> tuple[tuple[int, ...], tuple[int, ..
     """
     if cache is None:
         return (0, 0, 0), (0, 0, 0), 1
+    # without a v cache the strides of k take the place of those of v, and are not used
     k, v = cache.k.stride()[:-1], (cache.k if cache.v is None else cache.v).stride()[:-1]
     # with a page size of 1 every slot is a page: the page stride is that from slot to slot, and the
     # row stride has no effect
@@ -262,6 +274,7 @@ def backward_blocks(call: NormRotationCall) -> tuple[int, int]:
     spec, q_heads = call.spec, call.q.shape[1]
     rest = spec.head_dim - 2 * spec.pairs  # the dims that do not rotate
     width = 2 * power_of_two(spec.pairs) + (power_of_two(rest) if rest else 0)
+    # a head with more dims than a program should have is alone
     most_heads = max(1, BACKWARD_DIMS // width)
     # the largest power of two up to `most_heads`
     heads = min(power_of_two(q_heads), 1 << (most_heads.bit_length() - 1))

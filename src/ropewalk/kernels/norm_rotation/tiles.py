@@ -7,8 +7,9 @@ pairs, tile width of the pairs, tile width of the rest or 0); widths are powers 
 a tile that a head does not have are loaded as 0.
 
 `heads` are pointers to the first dim of each head, `live` is True for tokens and heads that exist,
-and MASKED says whether any may be missing. EVICT and STORE are cache hints; TOKENS and HEADS are
-the sizes of a tile.
+and MASKED says whether any may be missing. EVICT and STORE are cache hints, "" for none; TOKENS and
+HEADS are the sizes of a tile. WEIGHT says by what the norm multiplies: "" nothing, "w", or "1+w".
+INTERLEAVED: a pair is two neighbouring dims, otherwise dims i and pairs + i of the rotated ones.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ FP8_MAX = tl.constexpr(448.0)
 @triton.jit
 @no_type_check
 def _rest_dims(HEAD: tl.constexpr):
-    """Return the indices of the dims that are not rotated, contiguous if possible, and a mask of
-    those that a head has, [1, 1, HEAD[4]] each.
+    """Return the indices of the dims that are not rotated, contiguous if possible so that loads are
+    wide, and a mask of those that a head has, [1, 1, HEAD[4]] each.
     """
     HEAD_DIM: tl.constexpr = HEAD[0]
     START: tl.constexpr = HEAD[1]
@@ -52,7 +53,7 @@ def load_head(
     """Return (first members, second members, dims that do not rotate) of the heads at `heads`
     [tokens, heads, 1].
 
-    If all dims rotate, the third tile is the first.
+    If all dims rotate there is no third tile, and the first stands in its place, unused.
     """
     START: tl.constexpr = HEAD[1]
     PAIRS: tl.constexpr = HEAD[2]
@@ -128,8 +129,8 @@ def load_factors(
     TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Return the norm's weight as the three tiles of a head, or 1.0 three times; WEIGHT is "" (no
-    weight), "w" or "1+w".
+    """Return the norm's weight w as the three tiles of a head, also if WEIGHT is "1+w", or 1.0
+    three times if there is no weight.
 
     It is loaded once per head (from L1), so it has the register layout of x and needs no shared
     memory or barrier.
@@ -243,7 +244,8 @@ def phases(
     from the position on the pair's own axis. The product overflows by whole turns, which is right.
 
     `steps` has the phase of position 1 for each pair; `axis_stride` is that of the axes of
-    `positions`, and `token` and `live` are the indices [tokens] and their mask.
+    `positions`, of which there are AXES, and axis_of_pair says on which one a pair rotates. `token`
+    and `live` are the indices [tokens] and their mask, used if MASK_TOKENS.
 
     HEADS > 1 if a program has no more threads than pairs: recomputing the same angles for every
     head is then cheaper than sharing them through shared memory.

@@ -1,5 +1,11 @@
 """qkv_norm_rope: the QKV product with head norm, rotation and cache write; for few tokens with a
 cache in one launch.
+
+Words of this module:
+  call   a checked `NormRotationCall`, with one token axis: its q [T, Hq, D] and k have the shapes
+         of the product but no values; call.norm is the norm of the heads of q and k
+  shape  the sizes of the token axes of x
+  rows   x with one token axis, [T, K]
 """
 
 from __future__ import annotations
@@ -105,7 +111,7 @@ def _why_not(
         rows.shape[1],
         heads,
         call.spec.head_dim,
-        norm=False,
+        norm=False,  # x is not normed before the product
         head_norm=call.head_norm is not None,
         available=multiprocessors(rows.device),
     )
@@ -136,6 +142,7 @@ def _one_launch(
     assert call.slots is not None
     q_heads, k_heads, head_dim = call.q.shape[1], call.k.shape[1], call.spec.head_dim
     q, norm = rows.new_empty(len(rows), q_heads, head_dim), call.head_norm
+    # memory in which the programs that share a head exchange its sums, for its norm
     workspace = (
         None if norm is None else kept_workspace(len(rows), q_heads, k_heads, head_dim, rows.device)
     )
@@ -183,6 +190,7 @@ def _checked(
                 "heads"
             )
             raise RopeError("weight", rule, list(weight.shape))
-    # checked_call reads none of its numbers, so one row of memory is expanded to all tokens
+    # checked_call reads none of its numbers, so one row of memory is expanded to all tokens; it has
+    # q, k and v packed, so k and v are None, and there is no length
     packed = x.new_empty(weight.shape[0]).expand(*x.shape[:-1], -1)
     return checked_call(packed, None, None, spec, positions, heads, norm, cache, slots, None)

@@ -1,5 +1,7 @@
 """The definition of `qkv_norm_rope` by a product and `qk_norm_rope`, which has its own definition.
 It also runs the calls that the kernel does not support.
+
+A call is a checked `NormRotationCall`: spec, norm, positions, cache and slots, with one token axis.
 """
 
 from __future__ import annotations

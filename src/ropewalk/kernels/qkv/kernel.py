@@ -3,6 +3,11 @@ one launch.
 
 A head has HEAD_DIM dims, of which PAIRS pairs rotate, from dim START on; here all dims of a head
 form pairs, HEAD_DIM / 2 of them. Importing this imports Triton.
+
+A program computes COLUMNS pairs of one head, of ROWS rows of x, and PARTS programs share a head.
+`pair` [1, pairs] are indices of pairs, and `row` [rows, 1] of rows of x; `live` and row_live are
+the masks of those that exist. INTERLEAVED: a pair is two neighbouring dims, otherwise the dims
+START + i and START + PAIRS + i. QUICK uses the GPU's approximate sine instruction.
 """
 
 from __future__ import annotations
@@ -52,7 +57,7 @@ def _norm_factors(
     weight, pair, HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
     PLUS_ONE: tl.constexpr,
 ):  # fmt: skip
-    """Return the factors of the head norm, w or 1 + w, for both members of each pair."""
+    """Return the factors of the head norm, w or 1 + w (PLUS_ONE), for both members of each pair."""
     first_dim, second_dim = _pair_dims(pair, HEAD_DIM, START, PAIRS, INTERLEAVED)
     first = tl.load(weight + first_dim, mask=pair < HEAD_DIM // 2, other=0.0).to(tl.float32)
     second = tl.load(weight + second_dim, mask=pair < HEAD_DIM // 2, other=0.0).to(tl.float32)
@@ -71,13 +76,13 @@ def _cos_sin(
     magnitude; pairs from PAIRS on have cos 1 and sin 0.
 
     `steps` has the phase of position 1 for each pair; `axis_stride` is that of the axes of
-    `positions`.
+    `positions`, of which there are AXES, and axis_of_pair says on which one a pair rotates.
     """
     at = positions + row
     if AXES > 1:
         at += tl.load(axis_of_pair + pair, mask=pair < PAIRS, other=0) * axis_stride
     position = tl.load(at, mask=row_live, other=0).to(tl.int64)
-    # the phase is the product of position and step
+    # the phase is the product of position and step; a pair that does not rotate has step 0
     cos, sin = phase_cos_sin(position * tl.load(steps + pair, mask=pair < PAIRS, other=0), QUICK)
     magnitude = tl.where(pair < PAIRS, magnitude, 1.0)
     return cos * magnitude, sin * magnitude
@@ -150,8 +155,11 @@ def _give(squares, sums, part, PARTS: tl.constexpr):
 @triton.jit
 @no_type_check
 def _take(squares, sums, part, PARTS: tl.constexpr):
-    """Wait for what the other programs of the head give (see `_give`), set it to 0 for the next
-    launch, and return it added to `squares`.
+    """Wait for the sums of squares that the other programs of the head give, set their places to 0
+    for the next launch, and return these sums added to `squares` [ROWS].
+
+    `sums` is int32 [reader, writer, row]: the bits of a sum plus 1, and 0 before it is there.
+    `part` is this program's index among the PARTS.
     """
     ROWS: tl.constexpr = squares.shape[0]
     nothing = tl.zeros([ROWS], tl.int32)

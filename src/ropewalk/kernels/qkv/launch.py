@@ -1,5 +1,8 @@
 """The launch of the QKV product into given outputs, so that a CUDA graph can capture it. Importing
 this imports Triton.
+
+`norm` is the norm of the product's input x, head_norm that of the heads of q and k. A tile says how
+the product is divided; a workspace is memory in which programs that share a head exchange sums.
 """
 
 from __future__ import annotations
@@ -151,7 +154,9 @@ def _two_launches(
     x: Tensor, weight: Tensor, q_out: Tensor, cache: KVSlots, slots: Tensor, positions: Tensor, spec: RopeSpec,
     bias: Tensor | None, head_norm: QKNorm | None,
 ) -> None:  # fmt: skip
-    """Do what `qkv_product` does by torch's product and a second launch."""
+    """Do what `qkv_product` does by torch's product and a second launch. x is not normed here:
+    `pick_qkv_tile` has a tile for every product with a norm.
+    """
     qk_norm_rope(
         F.linear(x, weight, bias),
         spec=spec,

@@ -1,5 +1,9 @@
 """The rotation in plain torch, for any device. It uses no fused multiply-add, so the result does
 not depend on strides.
+
+A request says what one call rotates: `start` and `pairs`, the pairs of a head; the layouts in and
+out; `seq_dim`, the axis of the tokens; and `rows`, cos and sin of the tokens, which may differ for
+attention keys. `align` makes cos and sin broadcast against x.
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 """AngleSource: the kernel arguments that define the angles: exact phase steps (the angle of each
 pair per position, as an integer), or cos and sin tables from the caller.
+
+A stride of 0 stands for an axis that the tensor does not have, or that has size 1: all its entries
+then use the same values. The magnitude is a factor on cos and sin, which may differ between q and k
+and, if it depends on the length, between batch rows.
 """
 
 from __future__ import annotations
@@ -98,6 +102,7 @@ def _from_rows(request: TableRequest) -> AngleSource:
         cos, sin = cos.contiguous(), sin.contiguous()
     batch = cos.stride(0) if cos.ndim > 2 and cos.shape[0] > 1 else 0
     token = cos.stride(-2) if cos.shape[-2] > 1 else 0
+    # no magnitudes: cos and sin include them
     return AngleSource("rows", (cos, sin, None, None), angle_strides=(batch, token, cos.stride(-1)))
 
 
@@ -171,7 +176,7 @@ def _position_strides(positions: Tensor | None) -> tuple[int, int, int]:
         0 if size == 1 else stride
         for size, stride in zip(positions.shape, positions.stride(), strict=True)
     ]
-    # always three numbers
+    # positions have up to three axes, so these are three numbers
     return tuple([0] * (3 - len(strides)) + strides)  # type: ignore[return-value]
 
 
@@ -188,5 +193,6 @@ def as_table_requests(request: Request, x: Tensor) -> tuple[TableRequest, TableR
 
     for_keys = table_request(key=True)
     has_queries = not request.key
+    # without magnitudes (power 0), queries and keys have the same cos and sin
     differ = has_queries and request.magnitude_power and request.keys_have_own_rows(x.device)
     return (table_request(key=False) if differ else for_keys), for_keys

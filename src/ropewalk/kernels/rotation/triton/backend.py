@@ -1,5 +1,8 @@
 """The Triton backend: which tensors it supports, and functions that import Triton when they are
 called.
+
+A TableRequest is a rotation by cos and sin of the caller, other requests have positions. A lazy
+negative view is a tensor whose memory holds the values with the opposite sign.
 """
 
 from __future__ import annotations

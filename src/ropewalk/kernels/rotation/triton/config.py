@@ -1,7 +1,8 @@
 """How the Triton kernel divides its work: a table of configurations by memory order, head width and
 number of tokens.
 
-Nothing is tuned at run time: the numbers come from sweeps on an H200.
+Nothing is tuned at run time: the numbers come from sweeps on an H200. A program is what a GPU runs
+as one block of `warps` warps; its tokens and heads are powers of two.
 """
 
 from __future__ import annotations

@@ -1,5 +1,10 @@
 """Launches of the rotation kernel: a launch plan is made once for each combination of shapes and
 then reused.
+
+xs is (q,) or (q, k), and outs are the tensors for their results, which may be xs themselves;
+`pointers` are the data pointers of both, which a runner need not use. A request says what one call
+rotates, and by which angles. `plan.source` are the kernel arguments of the angles, None if they
+change from call to call; a phase is an angle as an integer, in units of 2^-64 turns.
 """
 
 from __future__ import annotations
@@ -173,10 +178,12 @@ def _runner(
             launch((x,), (out,), request.of_tensor(index), config)
 
     def through_tables(xs, outs, request, pointers) -> None:
-        """Compute cos and sin first, then rotate by them: these angles are rounded, fractional or
-        in a table, and the kernel itself computes only exact phases.
+        """Compute cos and sin first, then rotate by them: the kernel itself computes only exact
+        phases of integer positions. This request rounds its angles as transformers does, may have
+        fractional positions, or takes its angles from a table.
         """
         for_queries, for_keys = as_table_requests(request, xs[0])
+        # the same object, if queries and keys have the same cos and sin
         if for_queries is for_keys:
             launch(xs, outs, for_keys, config)
             return

@@ -1,7 +1,8 @@
 """Load and store the pairs of heads as Triton tiles [tokens, heads, pairs], in either layout.
 Importing this imports Triton.
 
-HINT is the eviction policy of a load, or the cache modifier of a store; "" is none.
+HINT is the eviction policy of a load, or the cache modifier of a store; "" is none. INTERLEAVED: a
+pair is two neighbouring dims, otherwise dims i and PAIRS + i.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def store_pairs(
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
 ):  # fmt: skip
     """Store the first and the second members of the pairs, which have the dtype of the memory,
-    where `load_pairs` would read them.
+    where `load_pairs` would read them: from the first rotated dim of each head on, to which `rows`
+    points. BLOCK is PAIRS rounded up to a power of two; MASKED says whether `live` may be False.
     """
     MASK: tl.constexpr = MASKED or PAIRS != BLOCK
     if INTERLEAVED:

@@ -1,5 +1,8 @@
 """RotationPlan: the launch plan of the Triton kernel for calls with the same shapes, strides and
 spec.
+
+A program rotates a block of tokens and a group of heads; columns, rows and layers are the three
+axes of the grid of programs. `source` are the kernel arguments that define the angles.
 """
 
 from __future__ import annotations
@@ -154,6 +157,7 @@ class RotationPlan(LaunchPlan):
         positions, offset = (
             (request.positions, request.offset) if isinstance(request, Request) else (None, 0)
         )
+        # a single tensor has no k and no k_out: null pointers, or None for Triton's launch
         if self.can_start:
             q, k, q_out, k_out = pointers if len(xs) > 1 else (pointers[0], 0, pointers[1], 0)
             position_pointer = 0 if positions is None else positions.data_ptr()
@@ -180,6 +184,7 @@ def _head_values(
         "TAIL": tail,
         "COPY": copied > 0,
         "BLOCK": power_of_two(pairs),
+        # a tile has at least one dim, also where there are none to copy
         "START_BLOCK": power_of_two(max(1, start)),
         "TAIL_BLOCK": power_of_two(max(1, tail)),
         "INTERLEAVED_IN": request.layout_in == "interleaved",
