@@ -557,8 +557,8 @@ class _NormalLayer:
         return {key: Value(ratio, key, f"{served.key} / original_length", derived=True)}
 
     def _equal_mscales(self) -> Values:
-        """Return PhiMoE's magnitude, `short_mscale`, which must equal `long_mscale`: under both keys,
-        and as `attention_factor`, the standard key of a magnitude.
+        """Return PhiMoE's magnitude, `short_mscale`, which must equal `long_mscale`: under both
+        keys, and as `attention_factor`, the standard key of a magnitude.
         """
         for key in keys.MSCALE_KEYS:
             if key not in self.rope:

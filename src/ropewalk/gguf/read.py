@@ -216,8 +216,8 @@ class _GgufLayer:
         return default if value is None else number(self._key(key), value, **bounds)
 
     def integer(self, key: str, default: int | None = None, low: int = 0) -> int:
-        """Return an integer of the file, the value of `key` with the architecture before it, checked
-        by `integer` of errors.py; without a default it must be given.
+        """Return an integer of the file, the value of `key` with the architecture before it;
+        without a default it must be given. `integer` of errors.py checks it.
         """
         value = self.source.metadata.get(self._key(key))
         if value is None and default is not None:
