@@ -110,9 +110,8 @@ def _compute_tables(spec: RopeSpec) -> _SpecTables:
     """Return, for queries and for keys, one table of cos and sin for each digit of a position, and
     the magnitude.
     """
-    levels.check_spec(
-        spec, length=None
-    )  # raises an error if such tables cannot give its cos and sin
+    # raises an error for a spec whose rotation such tables cannot give
+    levels.check_spec(spec, length=None)
     magnitudes = {
         is_key: levels.magnitude_of(spec, length=None, key=is_key) for is_key in (False, True)
     }

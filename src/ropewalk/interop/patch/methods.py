@@ -3,6 +3,13 @@ replaced.
 
 Only the instances of one model get such copies. The class, its Python module and all other models
 are unchanged.
+
+Words of this module:
+  rotation         a function that rotates q and k; its name matches ROTATION_NAME
+  substitutes      {global name of a rotation: the function to call in its place}
+  dispatch dict    a global dict of functions that call a rotation; a method picks one of them
+  accelerate hook  a forward that accelerate puts in place of the module's, which it keeps as
+                   `_old_forward`
 """
 
 from __future__ import annotations
