@@ -79,7 +79,8 @@ def from_hf(
     config     a transformers config, a dict, or the path of a config.json or of its folder
     per_layer  return {layer type: spec} instead; None for a layer type that is not rotated (NoPE).
                If only some layers of a type are rotated, the others are the layer type "no_rope"
-    precision  see RopeSpec; "hf" repeats every float32 step of transformers, "exact" none
+    precision  see RopeSpec; "hf" repeats every float32 step of transformers, "hf_frequencies" only
+               those of the frequencies, "exact" none
 
     Models with latent attention (DeepSeek) rotate a part of the head that their code splits off;
     the spec describes that part, with head_dim = qk_rope_head_dim.

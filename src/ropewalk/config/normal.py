@@ -327,7 +327,8 @@ class _NormalLayer:
                     and override.get("head_dim") is not None
                 ):
                     return Value(override["head_dim"], "head_dim", f"per_layer_config.{index}")
-        # beside `per_layer_config`, `global_head_dim` is neither read nor assumed
+        # `global_head_dim` is that of layers with full attention, in families that have a default
+        # for it; beside `per_layer_config` it is neither read nor assumed
         key = "global_head_dim"
         if (
             self.layer_type != "full_attention"

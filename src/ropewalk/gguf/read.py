@@ -89,7 +89,8 @@ def read_ropes(
         else:
             specs[layer.layer_type] = layer.spec(precision)
     rotates, origin = _rotated(source, name)
-    # an empty list has no layer that does not rotate: the layer types decide
+    # `rotates` has an entry for each layer; an empty one has no false entry, so the specs of the
+    # layer types stay as they are
     if not all(rotates):
         specs = {**specs, NO_ROPE: None} if any(rotates) else dict.fromkeys(specs)
         unrotated = [i for i, each in enumerate(rotates) if not each]
@@ -268,15 +269,17 @@ class _GgufLayer:
         return self._has(key) and (fact is None or bool(getattr(self.facts, fact)))
 
     def _theta(self) -> float:
-        """Return the theta of this layer type, and record which key gives it; layers with a sliding
-        window may have a theta of their own.
+        """Return the theta of this layer type, and record which key gives it.
+
+        For sliding layers the fact `sliding_theta` decides: "full": they have that of full layers;
+        "key": rope.freq_base_swa, else that of full layers; "own": rope.freq_base_swa, else 10,000.
         """
         theta = self.number("rope.freq_base", 10_000.0, above=0)
         if self.layer_type == FULL or self.facts.sliding_theta == "full":
             return self._record_key("theta", "rope.freq_base", theta)
         default = 10_000.0 if self.facts.sliding_theta == "own" else theta
         if not self._has("rope.freq_base_swa") and default == theta:
-            # the sliding layers have the theta of the full ones, so its key is that of theirs
+            # the sliding layers have the theta of the full ones, so the same key gives both
             return self._record_key("theta", "rope.freq_base", theta)
         sliding = self.number("rope.freq_base_swa", default, above=0)
         return self._record_key("theta", "rope.freq_base_swa", sliding)
@@ -308,6 +311,7 @@ class _GgufLayer:
                 "rope.dimension_count_swa", min(rotated, head), rotated_origin
             )
         elif self.facts.full_rotary_share != 1:
+            # the code rotates only this share of the dimensions in full layers
             rotated = int(rotated * self.facts.full_rotary_share)
         if head > MAX_HEAD_DIM or rotated > head or rotated % 2:
             rule = (
@@ -330,6 +334,8 @@ class _GgufLayer:
         """Return the scaling of `dim` rotated dimensions, from the keys and from the tensors with a
         divisor for each pair.
         """
+        # "full": sliding layers have the scaling of full ones; "magnitude": no scaling, but the
+        # factor on the magnitude; "none": neither
         sliding_scaling = self.facts.sliding_scaling if self.layer_type == SLIDING else "full"
         if sliding_scaling == "none":
             return Default()

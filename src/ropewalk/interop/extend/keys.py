@@ -146,7 +146,9 @@ def config_change(
 def specs_and_length(
     config: Mapping[str, Any], original_length: int | None
 ) -> tuple[dict[str, RopeSpec | None], int]:
-    """Return the spec of every layer type (None: not rotated), and the trained length."""
+    """Return the spec of every layer type (None: not rotated), and the trained length, which is
+    `original_length` if that is given.
+    """
     specs, _ = read_specs(config)
     return specs, _trained_length(
         config, {name: spec for name, spec in specs.items() if spec is not None}, original_length

@@ -1,5 +1,8 @@
 """Set and restore what `extend` changes: config keys, and the attributes and buffers of rotary
 modules.
+
+The state of a module is (attributes, buffers): its plain attributes by name, and its buffers by
+name, each with whether it is saved with the weights.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def _merges_by_score(
     tokens: list[str], ids: dict[str, int], scores: list[float]
 ) -> list[tuple[str, str]]:
     """Return every (left, right) of tokens whose concatenation is a token too, in the order of that
-    token's score, highest first.
+    token's score, highest first; of equal scores, that with the smaller indices.
     """
     # bounds on the time, since each token is split at every place
     if sum(map(len, tokens)) > MAX_LETTERS:

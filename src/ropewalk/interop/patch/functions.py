@@ -174,7 +174,8 @@ class RotationFunction:
             return self._by_rows(
                 xs, cos, sin, self._seq_dim(arguments, cos.ndim), blocks, arguments
             )
-        # x is [rows, tokens, heads * dimensions]
+        # x is [rows, tokens, heads * dimensions]; with the heads split, -3 is the axis of the tokens;
+        # the tables may have rows for more tokens
         split_heads = tuple(x.unflatten(-1, (-1, 2 * cos.shape[-1])) for x in xs)
         tokens = xs[0].shape[1]
         rotated = self._by_rows(split_heads, cos[:tokens], sin[:tokens], -3, blocks, arguments)

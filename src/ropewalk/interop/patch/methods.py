@@ -188,6 +188,7 @@ class Replacement:
         if vars(self.module).get(self.name) is self:
             delattr(self.module, self.name)
         if vars(self.module).get(HOOKED) is self:
+            # the accelerate hook stays and calls what is in this attribute
             setattr(
                 self.module,
                 HOOKED,
@@ -225,7 +226,9 @@ class MethodReplacement(Replacement):
 
 
 class FunctionReplacement(Replacement):
-    """A replacement for a method that rotates tensors itself."""
+    """A replacement for a method that rotates tensors itself; `function` rotates by the convention
+    that was found for the method, so it does not take the module.
+    """
 
     def __init__(self, module: nn.Module, name: str, function: Callable) -> None:
         super().__init__(module, name)

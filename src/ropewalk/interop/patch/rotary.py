@@ -216,6 +216,7 @@ class _Probe:
         for probe in PROBES:
             positions = torch.tensor([probe], device=self.device)
             if spec.num_axes > 1:
+                # other positions on each axis, so that no axis passes for another
                 positions = torch.stack([positions + axis for axis in range(spec.num_axes)])
             theirs = self.tables(positions, layer_type)
             # a float32 angle is off by up to one unit in its last place, and its frequency by a few
