@@ -174,7 +174,7 @@ class RotationFunction:
             return self._by_rows(
                 xs, cos, sin, self._seq_dim(arguments, cos.ndim), blocks, arguments
             )
-        # x is [rows, tokens, heads * dimensions]; with the heads split, -3 is the axis of the tokens;
+        # x is [rows, tokens, heads * dimensions]; with the heads split, the tokens are axis -3;
         # the tables may have rows for more tokens
         split_heads = tuple(x.unflatten(-1, (-1, 2 * cos.shape[-1])) for x in xs)
         tokens = xs[0].shape[1]
