@@ -6,6 +6,14 @@ other, and a scaling or RopeSpec checks the result, as for a spec that was not r
 
 A wrong value that is ignored today is used tomorrow, by another release or another engine, so it is
 refused by its name.
+
+Words of this module:
+  text config  the part of a config that describes the language model, or the whole config
+  rope object  an object with the keys of one rope: `rope_scaling`, `rope_parameters`, or an entry
+               of `rope_parameters` that is the rope of one layer type
+  layer type   a name such as "full_attention"; layers of one type have the same rope
+  family       what the code of a `model_type` fixes beside its config, a row of families.toml
+  check        a function (key, value) that raises a RopeError about the key if the value is wrong
 """
 
 from __future__ import annotations
@@ -112,8 +120,9 @@ def checked_rope_objects(config: Mapping[str, Any], family: Family) -> RopeObjec
     settings = _settings()
     for where, rope in ropes.items():
         _refuse_unknown(rope, where, beside_layers=where == "rope_parameters" and bool(by_type))
+        # the theta is given as null (0 stands for an absent one): in such a family nothing rotates
+        # then, in others it is an error
         if family.unrotated == "null_rope_theta" and rope.get("rope_theta", 0) is None:
-            # in such a family a null theta means that nothing rotates; in others it is an error
             rope = {key: value for key, value in rope.items() if key != "rope_theta"}
         _check_rope(rope, where, settings)
     return objects
@@ -139,6 +148,7 @@ def _refuse_without_rotation(config: Mapping[str, Any], family: Family) -> None:
             )
             raise RopeError(key, rule, given)
     has_rope = bool(config.get("rope_scaling") or config.get("rope_parameters"))
+    # with this flag MiniMind's code scales its rope by numbers that are in no config key
     if config.get("inference_rope_scaling") is True and not has_rope:
         raise RopeError("rope_scaling", "must be given if inference_rope_scaling is true", None)
     if not family.known and all(config.get(key) is None for key in keys.ROPE_KEYS):
@@ -201,8 +211,8 @@ def _check_no_rope_layers(key: str, value: object) -> None:
 
 
 def _check_per_layer_config(key: str, value: object) -> None:
-    """Raise an error about the first entry {"head_dim": ...} of a single layer, under the layer's
-    index, that is not a valid head_dim; anything else is not checked.
+    """Raise an error about the first wrong head_dim in {index of a layer: {config key: its value in
+    this layer}}. Nothing else is read from such a value, so nothing else is checked.
     """
     if isinstance(value, Mapping):
         for index, each in value.items():
@@ -291,6 +301,7 @@ def _check_rope(rope: Mapping[str, Any], where: str, settings: Mapping[str, list
                 _check(key, value, partial(_check_any, settings[key]))
         except RopeError as error:
             raise RopeError(error.field, f"{error.rule} ({where}.{key})", error.value) from None
+    # the two keys are names of the same value
     sections = [rope[key] for key in keys.SECTION_KEYS if rope.get(key) is not None]
     if len(sections) == 2 and list(sections[0]) != list(sections[1]):
         raise RopeError(

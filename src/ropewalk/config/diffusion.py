@@ -29,9 +29,10 @@ HEAD_KEY = "attention_head_dim"
 
 @dataclass(frozen=True)
 class DiffusionModel:
-    """How one class of diffusers rotates.
+    """How one class of diffusers rotates: a token has a position on each of several axes, such as
+    time, height and width, and each axis rotates its own dimensions of a head.
 
-    dims       the dimensions of each axis if the config has no `dims_key`
+    dims       how many dimensions each axis rotates if the config has no `dims_key`
     theta      the theta if the config has no `theta_key`
     dims_key   the config key of the dimensions of each axis
     from_head  the dimensions of each axis follow from the width of a head, which is dims[0] if the
@@ -81,6 +82,7 @@ def read(config: Mapping[str, Any], precision: str) -> tuple[RopeSpec, tuple[Ent
         # height and width get a third of the head each, rounded down to an even number, and time
         # gets the rest
         head_dim = read_value("head_dim", key, model.dims[0])
+        # below 6 there would be no pair of dimensions for each of the three axes
         if type(head_dim) is not int or not 6 <= head_dim <= MAX_HEAD_DIM:
             raise RopeError(key, f"must be an integer from 6 to {MAX_HEAD_DIM}", head_dim)
         third = 2 * (head_dim // 6)

@@ -2,6 +2,12 @@
 families.toml, by `model_type`.
 
 A new family is a new row of that file, or, at run time, `add_families` with the text of one.
+
+Words of this module:
+  row     a [[family]] table of such a text: `model_types`, which share the facts, and the facts
+  family  the facts of a row, as a `Family`
+  check   a function (key, value) that returns the value as a `Family` holds it, or raises a
+          RopeError about the key
 """
 
 from __future__ import annotations
@@ -148,8 +154,8 @@ class Family:
 
     def default(self, key: str, *conditions: str) -> Any:
         """Return the value that the family's code gives to an absent config key; None if it gives
-        none. Of `conditions`, keys of `defaults_if`, the first that has the key comes before
-        `defaults`, and those before COMMON_DEFAULTS.
+        none. It is the value of the first of these that has the key: `defaults_if` under each of
+        `conditions` in turn, `defaults`, and COMMON_DEFAULTS.
         """
         for condition in conditions:
             if key in self.defaults_if.get(condition, {}):

@@ -70,6 +70,8 @@ def text_owner(config: Any) -> Any:
     text model, for a caller that changes them there.
     """
     for name in TEXT_PARTS:
+        # vars, not getattr: only a part that the object itself holds; a change to one that a
+        # property makes anew would be lost
         part = config.get(name) if isinstance(config, Mapping) else vars(config).get(name)
         if isinstance(part, MutableMapping) or callable(getattr(part, "to_dict", None)):
             return text_owner(part)
@@ -108,6 +110,7 @@ def parse(data: bytes) -> dict[str, Any]:
         raise RopeError("config", "must be UTF-8", f"byte {error.start}") from None
     _check_depth(text)
     try:
+        # NaN, Infinity and 1e999 become a _Constant, which `unique_keys` refuses by its config key
         value = json.loads(
             text,
             object_pairs_hook=unique_keys,
@@ -165,6 +168,9 @@ class _Constant(str):
 
 
 def _holds_nan_or_infinity(value: Any) -> bool:
+    """Return whether a value is a _Constant or a list with one in it; values of objects in it were
+    tested when `unique_keys` made these objects.
+    """
     return isinstance(value, _Constant) or (
         isinstance(value, list) and any(map(_holds_nan_or_infinity, value))
     )

@@ -3,6 +3,12 @@
 Reading a config has five steps (`_read_config`): 1. load the file; 2. check every rotary value;
 3. find the rope of each layer type; 4. bring its values into normal form; 5. make a RopeSpec of
 them. No step computes frequencies: a spec computes them when they are asked for.
+
+Words of this module:
+  layer type   a name such as "full_attention"; layers of one type have the same rope
+  family       what the code of a `model_type` fixes beside its config, a row of families.toml
+  temperature  a factor on the queries that depends on their position
+  reading      all that a config says, a `_Reading`
 """
 
 from __future__ import annotations
@@ -73,7 +79,8 @@ def from_hf(
     config     a transformers config, a dict, or the path of a config.json or of its folder
     per_layer  return {layer type: spec} instead; None for a layer type that is not rotated (NoPE).
                If only some layers of a type are rotated, the others are the layer type "no_rope"
-    precision  see RopeSpec; "hf" repeats every float32 step of transformers, "exact" none
+    precision  see RopeSpec; "hf" repeats every float32 step of transformers, "hf_frequencies" only
+               those of the frequencies, "exact" none
 
     Models with latent attention (DeepSeek) rotate a part of the head that their code splits off;
     the spec describes that part, with head_dim = qk_rope_head_dim.
@@ -114,6 +121,7 @@ def temperatures_from_hf(config: Any) -> dict[str, Temperature | None]:
     model_type = text.get("model_type")
     # `_read_config` refuses a model without a rope, so its values are read here
     if model_type not in WITHOUT_ROPE:
+        # a precision, which has no effect on temperatures, must be given
         return _temperatures(_read_config(text, "exact"))
     values = {key: Value(value, key) for key, value in text.items()}
     rotated = dict.fromkeys(declared_or_full(text), False)
@@ -128,8 +136,11 @@ def explain(config: Any) -> Explanation:
 
 
 def to_hf(spec: RopeSpec, *, version: int = 5, model_type: str | None = None) -> dict[str, Any]:
-    """Return the config keys that describe `spec`: v5 `rope_parameters`, or v4 `rope_theta` and
-    `rope_scaling`.
+    """Return the config keys that describe `spec`.
+
+    version     of transformers: 5 for the key `rope_parameters`, 4 for `rope_theta` and
+                `rope_scaling`
+    model_type  that of the config; None: the keys of most families, without a model_type
 
     A config has no key for the pair layout, which follows from the model's code, so a spec with a
     layout other than "half" needs a `model_type` whose code uses that layout. What was written is
@@ -214,6 +225,7 @@ def _read_config(config: Any, precision: str) -> _Reading:
     steps are those of the module's docstring.
     """
     text = _text(config)  # 1. load
+    # a config of diffusers has one rope and no other spellings, so it needs none of these steps
     if diffusion.CLASS_KEY in text:
         spec, sources = diffusion.read(text, precision)
         return _Reading(text[diffusion.CLASS_KEY], {diffusion.LAYER_TYPE: spec}, sources)
@@ -251,8 +263,9 @@ def _temperatures(reading: _Reading) -> dict[str, Temperature | None]:
 
 def _check_round_trip(spec: RopeSpec, written: Mapping[str, Any]) -> None:
     """Read a spec from the config keys `written`; raise a RopeError about its first field that
-    differs from `spec`.
+    differs from `spec`. `precision` may differ, because no config key gives it.
     """
+    # the spec of each layer type; filter leaves out None, for layer types that are not rotated
     for read_spec in filter(None, read_specs(written)[0].values()):
         for name in (each.name for each in fields(spec)):
             given, read_back = getattr(spec, name), getattr(read_spec, name)

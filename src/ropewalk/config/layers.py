@@ -1,5 +1,13 @@
 """The layer types of a config, the rope of each, and which layers are not rotated (NoPE). The keys
 `rope_parameters` (v5, transformers 5), `rope_scaling` (v4) and older ones are read into one form.
+
+Words of this module:
+  layer type  a name such as "full_attention"; layers of one type have the same rope
+  rope        the values of a layer type's rope by config key, or None if the type is not rotated
+  objects     the keys `rope_parameters` and `rope_scaling` as the config has them; `by_layer_type`
+              is None unless `rope_parameters` holds one rope for each layer type
+  family      what the code of a `model_type` fixes beside its config, a row of families.toml
+  thetas      a theta for each layer, 0 for a layer that is not rotated
 """
 
 from __future__ import annotations
@@ -66,7 +74,7 @@ def layer_ropes(
         }
     else:
         rope = _merged(v5, v4)
-        # the check of the config has refused all but names
+        # `checked_rope_objects` has refused any `layer_types` but a list of names
         declared = dict.fromkeys(config.get("layer_types") or ("full_attention",))
         ropes = {name: None if name in WITHOUT_ATTENTION else rope for name in declared}
     return _with_unrotated(ropes, config, objects, family)
@@ -155,15 +163,17 @@ def _with_unrotated(
     that is not rotated, NO_ROPE beside a type of which only some layers rotate, and the thetas
     that the config lists layer by layer.
     """
+    # the theta is given as null (0 stands for an absent one), so no layer type is rotated
     if family.unrotated == "null_rope_theta" and objects.v5.get("rope_theta", 0) is None:
         return dict.fromkeys(ropes)
-    # the layer type decides, but only if the model has a sliding window; a missing key means that
-    # it has one
+    # two rules by which layers with full attention are not rotated, if the model has a sliding
+    # window; a missing key means that it has one
     has_window = "sliding_window" not in config or config["sliding_window"] is not None
-    skips_full = ("full_attention", "full_attention_or_no_window")
-    if family.unrotated == skips_full[1] and not has_window:
-        return dict.fromkeys(ropes)
-    if family.unrotated in skips_full and objects.by_layer_type is None and has_window:
+    full_rules = ("full_attention", "full_attention_or_no_window")
+    if family.unrotated == full_rules[1] and not has_window:
+        return dict.fromkeys(ropes)  # by this rule a model without a window does not rotate at all
+    # where each layer type has an object, a null says which of them is not rotated
+    if family.unrotated in full_rules and objects.by_layer_type is None and has_window:
         if not config.get("layer_types"):
             # `ropes` has a single rope, which is that of the layers with a window
             ropes = {"sliding_attention": next(iter(ropes.values()))}
@@ -174,6 +184,7 @@ def _with_unrotated(
         # which layers are skipped is not known without the number of layers
         return {**ropes, NO_ROPE: None} if _skips_layers(family) else ropes
     layers = _layers_by_type(config, rotates)
+    # by the rule "zero_layer_rope_theta" the thetas of layers tell only which of them rotate
     if thetas is not None and family.unrotated != "zero_layer_rope_theta":
         ropes = {
             name: _with_theta(name, rope, layers.get(name, []), thetas)
@@ -225,6 +236,7 @@ def _rotates(
     given = config.get("no_rope_layers")
     if given:
         return [bool(each) for each in given]
+    # the list is empty: only the code of one rule takes it as absent
     if given is not None and family.unrotated != "no_rope_layers_if_not_empty":
         raise RopeError(
             "no_rope_layers",

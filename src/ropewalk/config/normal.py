@@ -126,6 +126,7 @@ def _unknown(model: str, layers: Mapping[str, Values | None]) -> str:
     """
     rotated = [values for values in layers.values() if values is not None]
     assumed = []
+    # a value is derived if no config key gives it
     if any(values["layout"].derived for values in rotated):
         assumed.append("pairs (i, i + d/2), the layout half")
     if any("rotary_dim" not in values for values in rotated):
@@ -166,7 +167,7 @@ class _NormalLayer:
     def normal_values(self) -> Values:
         """Return the values of this layer type by standard key."""
         rope_type = self._rope_type()
-        self.rope_type = rope_type.value
+        self.rope_type = rope_type.value  # first: the methods below read it
         theta = self._first_given(self.rope.get(THETA_KEY), self._given(THETA_KEY))
         head = self._head_dim()
         values = {
@@ -178,6 +179,7 @@ class _NormalLayer:
             **self._layout(),
             **self._sections_and_order(),
         }
+        # the first flag of CoPE that is true
         clip = next((key for key in keys.CLIP_KEYS if self._given_value(key)), None)
         if clip is not None:
             values[clip] = self.outside[clip]
@@ -325,7 +327,8 @@ class _NormalLayer:
                     and override.get("head_dim") is not None
                 ):
                     return Value(override["head_dim"], "head_dim", f"per_layer_config.{index}")
-        # beside `per_layer_config`, `global_head_dim` is neither read nor assumed
+        # `global_head_dim` is that of layers with full attention, in families that have a default
+        # for it; beside `per_layer_config` it is neither read nor assumed
         key = "global_head_dim"
         if (
             self.layer_type != "full_attention"
@@ -360,6 +363,7 @@ class _NormalLayer:
             return {}  # the scaling itself uses the fraction
         if self.rope_type == "default" and self.family.known and not family.reads_partial:
             for value in (fraction, unread_width):
+                # the fraction 1 and the width of the head say what the code does anyway
                 if value is not None and value.value not in (1, head):
                     self.warnings.append(
                         f"{value} = {value.value!r} is ignored: an unscaled {self.model} rotates "
@@ -486,6 +490,7 @@ class _NormalLayer:
                 value = self._setting(setting.key or name, setting.default)
                 if value is not None:
                     values[setting.key or name] = value
+            # in a second loop, because the ratio needs the trained length that the first one read
             for name, setting in settings_of(scaling).items():
                 key = setting.key or name
                 if setting.from_lengths and key not in values:
@@ -510,10 +515,10 @@ class _NormalLayer:
         None if there is neither. `default` is that of the scaling's own field.
 
         The served length, `max_position_embeddings`, has no effect on a scaling that has `factor`
-        and a trained length: its formula uses those two alone, in transformers as here. It is read
-        here in two cases: for a scaling whose own key it is ("dynamic", whose factor applies beyond
-        it), and as the trained length where that is not given. `_ratio_of_lengths` reads it in a
-        third, for the factor where that is not given.
+        and a trained length: its formula uses those two alone, in transformers as here. This method
+        reads the served length in two cases: for a scaling whose own key it is ("dynamic", whose
+        factor applies beyond this length), and as the trained length where that is not given.
+        `_ratio_of_lengths` reads it in a third case, for a `factor` that is not given.
         """
         value = self.rope.get(key)
         if key == SERVED_LENGTH_KEY:
@@ -553,7 +558,9 @@ class _NormalLayer:
         return {key: Value(ratio, key, f"{served.key} / original_length", derived=True)}
 
     def _equal_mscales(self) -> Values:
-        """Return PhiMoE's magnitude: `short_mscale`, which must equal `long_mscale`."""
+        """Return PhiMoE's magnitude, `short_mscale`, which must equal `long_mscale`: under both
+        keys, and as `attention_factor`, the standard key of a magnitude.
+        """
         for key in keys.MSCALE_KEYS:
             if key not in self.rope:
                 raise RopeError(key, f"must be given for rope_type {self.rope_type!r}", None)

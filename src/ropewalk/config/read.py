@@ -50,7 +50,7 @@ class _ValueReader:
         Each value is checked when it is taken, so that its error names the config key; RopeSpec and
         the scaling then check the values together.
         """
-        self._take("rope_type")
+        self._take("rope_type")  # for the entries alone: `_scaling` reads the value itself
         theta = self._take("rope_theta", number, name="theta")
         head = self._take("head_dim", partial(integer, low=2, high=MAX_HEAD_DIM))
         rotated = {

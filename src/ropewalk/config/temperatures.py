@@ -1,5 +1,12 @@
 """Temperatures in configs: which layers multiply their queries by a factor of the position, and by
 which formula.
+
+Words of this module:
+  temperature  the formula of the factor with its numbers: `FloorLog`, `LogN`, ...
+  reader       a function that reads the temperature of one model_type from two mappings of Values,
+               whether it uses both or not: `config`, the keys outside any rope object, and `rope`,
+               those of the rope. It returns the temperature, or None, and the layers that have it:
+               "all", "unrotated" (layers that do not rotate) or "full" (layers without a window)
 """
 
 from __future__ import annotations
@@ -34,6 +41,7 @@ def _llama4(config: Values, rope: Values) -> tuple[Temperature | None, str]:
         return None, "unrotated"
     scale = number("attn_scale", _get(config, "attn_scale", 0.1))
     length = integer("floor_scale", _get(config, "floor_scale", 8192), low=1)
+    # shift 1: the formula of Llama 4 counts positions from 1
     return FloorLog(scale, length, shift=1), "unrotated"
 
 

@@ -1,5 +1,7 @@
 """A value of a config with its key and the place where it was found, and the record of it in an
 explanation.
+
+The served length is the longest sequence that a config says the model is used with.
 """
 
 from __future__ import annotations
@@ -13,12 +15,16 @@ from ropewalk.config.keys import LENGTH_KEYS
 
 @dataclass(frozen=True)
 class Value:
-    """A value, its config key, and the object that holds the key."""
+    """A value of a config.
+
+    key      its config key
+    where    the object that holds the key, such as "config" or "rope_parameters"
+    derived  the value is computed from other values, or is a default; `where` then says how
+    """
 
     value: Any
     key: str
     where: str = "config"
-    #: computed from other values, or a default; `where` then says how
     derived: bool = False
 
     def __str__(self) -> str:

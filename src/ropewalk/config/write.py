@@ -1,4 +1,9 @@
-"""Write a spec as config keys."""
+"""Write a spec as config keys.
+
+A key is written in the rope object (`rope_parameters` of transformers 5, `rope_scaling` of
+transformers 4) or outside it, in the config itself. A family is what the code of a model_type fixes
+beside its config, a row of families.toml.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +74,10 @@ def write_scaling(scaling: Scaling, family: Family) -> tuple[dict[str, Any], dic
         rope, outside = write_scaling(scaling.inner, family)
         clip_key = next(key for key, soft in CLIP_KEYS.items() if soft == scaling.soft)
         return rope, {**outside, clip_key: True}
+    # in such a family "dynamic" with the key alpha is NTK with a fixed factor
     if isinstance(scaling, Ntk) and "alpha" in family.reads:
         return {"rope_type": "dynamic", "alpha": scaling.factor}, {}
+    # `is not`, because a class of the user's own may have the name of one of ours
     if rope_types().get(scaling.name) is not type(scaling):
         hint = (
             " (static NTK needs model_type='hunyuan_v1_dense')" if isinstance(scaling, Ntk) else ""
@@ -85,6 +92,7 @@ def write_scaling(scaling: Scaling, family: Family) -> tuple[dict[str, Any], dic
         value = getattr(scaling, name)
         if value is not None:
             keys[key] = list(value) if isinstance(value, tuple) else value
+    # the served length is a key of the config itself
     outside = {SERVED_LENGTH_KEY: keys.pop(SERVED_LENGTH_KEY)} if SERVED_LENGTH_KEY in keys else {}
     if TRAINED_LENGTH_KEY in keys:
         trained_length = keys.pop(TRAINED_LENGTH_KEY)
@@ -156,6 +164,7 @@ def _axis_keys(spec: RopeSpec) -> dict[str, Any]:
     if axis_of_pair == tuple(sorted(axis_of_pair)):
         # chunked: all pairs of the first axis, then those of the second, ...
         return {"mrope_section": counts}
-    if axis_of_pair[:2] == (1, 2):  # Ernie lists height, width, time
+    # only Ernie's pairs begin with height (1) and width (2); its sections are height, width, time
+    if axis_of_pair[:2] == (1, 2):
         return {"mrope_section": [*counts[1:], counts[0]]}
     return {"mrope_section": counts, "mrope_interleaved": True}

@@ -24,7 +24,9 @@ def all_close(a: Sequence[float], b: Sequence[float], rtol: float, atol: float =
 
 
 def divisors(field: str, values: Sequence[float], pairs: int) -> tuple[float, ...]:
-    """Return the divisors after a check: one for each pair, finite and positive."""
+    """Return the divisors after a check: one for each pair, finite and positive; `field` is the
+    name of their tensor, for the error.
+    """
     if len(values) != pairs:
         raise RopeError(field, f"must hold one factor for each of the {pairs} pairs", len(values))
     if not all(math.isfinite(value) and value > 0 for value in values):
@@ -72,6 +74,7 @@ def llama3(values: Sequence[float], theta: float) -> Llama3 | None:
         # these points lie on a line with slope original_length / (high_freq_factor - 1) and
         # intercept -1 / (high_freq_factor - 1)
         slope, intercept = _line(blended)
+        # within these bounds high_freq_factor is above 1 and not absurdly large
         if slope > 0 and -1e6 < intercept < -1e-6:
             # original_length is -slope / intercept, high_freq_factor is 1 - 1 / intercept
             candidates.append((round(-slope / intercept), round(1 - 1 / intercept, 4)))

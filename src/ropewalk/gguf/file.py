@@ -183,6 +183,7 @@ class _HeaderReader:
             )
         version = self._number("I")
         if version not in VERSIONS:
+            # a small number with its bytes in the other order has only its highest bits set
             big_endian = "; big-endian files are not supported" if version >> 16 else ""
             raise RopeError("version", f"must be 2 or 3{big_endian}", version)
         # the entry of a tensor takes at least 24 bytes, a key-value pair at least 13
@@ -285,6 +286,7 @@ class _HeaderReader:
         width = 8 if type_id == STRING else struct.calcsize("<" + _code(type_id))
         # `room` entries fit in what is left of the header
         begin, room = self.at, (len(self.data) - self.at) // width
+        # strings are skipped one by one, so their number in all arrays together is limited
         most = min(room, MAX_STRINGS - self.strings) if type_id == STRING else room
         if length > most:
             raise RopeError(f"length of {key}", f"must be at most {most}", length)
@@ -305,7 +307,7 @@ class _HeaderReader:
 
     def _count(self, field: str, least: int, limit: int) -> int:
         """Return the next number of the header, a count of entries that take at least `least` bytes
-        each; refuse too many.
+        each; refuse more than `limit`, and more than the rest of the header has room for.
         """
         count, room = self._number("Q"), (len(self.data) - self.at) // least
         if count > min(room, limit):

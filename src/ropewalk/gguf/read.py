@@ -1,4 +1,12 @@
-"""Read the specs that the metadata of a GGUF file describe: what llama.cpp computes from the file."""
+"""Read the specs that the metadata of a GGUF file describe: what llama.cpp computes from the file.
+
+Words of this module:
+  name            the file's general.architecture, such as "llama", with which its keys begin
+  facts           what the code of llama.cpp does for this architecture, a GgufArchitecture
+  sliding layers  the layers with a sliding window; full layers are the others
+  layer type      FULL or SLIDING, or NO_ROPE for layers that do not rotate beside others that do
+  record          add a value of a spec and its origin, a key or a default, to an explanation
+"""
 
 from __future__ import annotations
 
@@ -81,10 +89,12 @@ def read_ropes(
         else:
             specs[layer.layer_type] = layer.spec(precision)
     rotates, origin = _rotated(source, name)
-    # an empty list has no layer that does not rotate: the layer types decide
+    # `rotates` has an entry for each layer; an empty one has no false entry, so the specs of the
+    # layer types stay as they are
     if not all(rotates):
         specs = {**specs, NO_ROPE: None} if any(rotates) else dict.fromkeys(specs)
         unrotated = [i for i, each in enumerate(rotates) if not each]
+        # NO_ROPE has no _GgufLayer, so the full layers carry the entry
         full.record("rope", None, f"{origin} {unrotated}")
     entries = tuple(entry for layer in layers for entry in layer.entries)
     return specs, Explanation(name, entries, tuple(_unread_warnings(source, name, facts)))
@@ -93,6 +103,7 @@ def read_ropes(
 def has_sliding(source: GgufSource, name: str) -> bool:
     """Return whether the file has layers with a sliding window, as llama.cpp understands it."""
     facts, metadata = architecture_of(name), source.metadata
+    # llama.cpp knows some models with sliding layers by their number of layers alone
     if facts.sliding_block_count:
         return metadata.get(f"{name}.block_count") == facts.sliding_block_count
     key = f"{name}.attention.sliding_window"
@@ -138,6 +149,7 @@ def _unread_warnings(source: GgufSource, name: str, facts: GgufArchitecture) -> 
     """Return a warning for each key or tensor of the rope that llama.cpp does not read for this
     architecture.
     """
+    # {key: a value that is true if llama.cpp reads the key}
     keys = {f"{name}.rope.scaling.{key}": getattr(facts, fact) for key, fact in CONDITIONAL.items()}
     keys[f"{name}.rope.dimension_sections"] = facts.axis_order
     keys[f"{name}.{PATTERN}"] = facts.has_pattern
@@ -182,6 +194,7 @@ class _GgufLayer:
             self._key("rope.scaling.type") if self._has("rope.scaling.type") else "default",
         )
         for key, value in scaling.as_dict().items():
+            # rope_type is recorded above; radians are many numbers that no single key gives
             if key not in ("rope_type", "radians") and value is not None:
                 self.record(key, value, self._origin(scaling, key))
         self.record("layout", self.facts.layout, f"code of llama.cpp for {self.name}")
@@ -197,12 +210,16 @@ class _GgufLayer:
         )
 
     def number(self, key: str, default: float, **bounds: float) -> float:
-        """Return a number of the file; `default` if it is not given."""
+        """Return a number of the file, the value of `key` with the architecture before it;
+        `default` if the file does not give it. `number` of errors.py checks it, with `bounds`.
+        """
         value = self.source.metadata.get(self._key(key))
         return default if value is None else number(self._key(key), value, **bounds)
 
     def integer(self, key: str, default: int | None = None, low: int = 0) -> int:
-        """Return an integer of the file; without a default it must be given."""
+        """Return an integer of the file, the value of `key` with the architecture before it;
+        without a default it must be given. `integer` of errors.py checks it.
+        """
         value = self.source.metadata.get(self._key(key))
         if value is None and default is not None:
             return default
@@ -231,6 +248,7 @@ class _GgufLayer:
         # a Llama3 is always read from rope_freqs
         if isinstance(scaling, Llama3) or field in tensors:
             return tensors.get(field, FREQS)
+        # the keys that may give a field; the first that llama.cpp reads from the file gives it
         factor = {Ntk: ("rope.scaling.alpha",), LongRope: ("context_length",)}
         keys = {
             "factor": factor.get(type(scaling), ("rope.scaling.factor", "rope.scale_linear")),
@@ -251,15 +269,17 @@ class _GgufLayer:
         return self._has(key) and (fact is None or bool(getattr(self.facts, fact)))
 
     def _theta(self) -> float:
-        """Return the theta of this layer type, and record which key gives it; layers with a sliding
-        window may have a theta of their own.
+        """Return the theta of this layer type, and record which key gives it.
+
+        For sliding layers the fact `sliding_theta` decides: "full": they have that of full layers;
+        "key": rope.freq_base_swa, else that of full layers; "own": rope.freq_base_swa, else 10,000.
         """
         theta = self.number("rope.freq_base", 10_000.0, above=0)
         if self.layer_type == FULL or self.facts.sliding_theta == "full":
             return self._record_key("theta", "rope.freq_base", theta)
         default = 10_000.0 if self.facts.sliding_theta == "own" else theta
         if not self._has("rope.freq_base_swa") and default == theta:
-            # the sliding layers have the theta of the full ones, so its key is that of theirs
+            # the sliding layers have the theta of the full ones, so the same key gives both
             return self._record_key("theta", "rope.freq_base", theta)
         sliding = self.number("rope.freq_base_swa", default, above=0)
         return self._record_key("theta", "rope.freq_base_swa", sliding)
@@ -286,10 +306,12 @@ class _GgufLayer:
         rotated, rotated_origin = self._size("rope.dimension_count", head, origin)
         if self.layer_type == SLIDING:
             head, origin = self._size("attention.key_length_swa", head, origin)
+            # by default as many as in full layers, but no more than the head has
             rotated, rotated_origin = self._size(
                 "rope.dimension_count_swa", min(rotated, head), rotated_origin
             )
         elif self.facts.full_rotary_share != 1:
+            # the code rotates only this share of the dimensions in full layers
             rotated = int(rotated * self.facts.full_rotary_share)
         if head > MAX_HEAD_DIM or rotated > head or rotated % 2:
             rule = (
@@ -312,6 +334,8 @@ class _GgufLayer:
         """Return the scaling of `dim` rotated dimensions, from the keys and from the tensors with a
         divisor for each pair.
         """
+        # "full": sliding layers have the scaling of full ones; "magnitude": no scaling, but the
+        # factor on the magnitude; "none": neither
         sliding_scaling = self.facts.sliding_scaling if self.layer_type == SLIDING else "full"
         if sliding_scaling == "none":
             return Default()
@@ -418,22 +442,25 @@ class _GgufLayer:
             betas["beta_slow"] = self.number("rope.scaling.yarn_beta_slow", 1.0, above=0)
         mscale_all_dim = self._mscale_all_dim()
         if mscale_all_dim and self.facts.latent and self.name != "deepseek32":
-            # for these architectures llama.cpp takes mscale to be mscale_all_dim, so the quotient
-            # of the two magnitudes is 1
+            # for latent attention, except in deepseek32, llama.cpp takes mscale to be
+            # mscale_all_dim, so the quotient of the two magnitudes is 1
             yarn_magnitude = 1.0
         else:
             yarn_magnitude = mscale(factor) / mscale(factor, mscale_all_dim)
-        # 0 if the file gives neither length
+        # checked again, because `length` is 0 if the file gives neither length
         original = integer(self._key("rope.scaling.original_context_length"), length, low=1)
         return Yarn(original, factor=factor, **betas), magnitude * yarn_magnitude
 
     def _longrope(self, scaling: Scaling, magnitude: float, pairs: int) -> LongRope:
-        """Return the LongRoPE scaling, whose factors are tensors of the file."""
+        """Return the LongRoPE scaling, whose factors are tensors of the file; `scaling` and
+        `magnitude` are those of the keys.
+        """
         if not isinstance(scaling, Default | Linear):
             rule = f"must be none, linear or longrope beside {LONG}"
             raise RopeError(self._key("rope.scaling.type"), rule, self._type())
         if SHORT not in self.source.tensors:
             raise RopeError(SHORT, f"must be in the file, because {LONG} is", None)
+        # llama.cpp divides frequencies by the factors and by that of the linear scaling
         linear_factor = getattr(scaling, "factor", 1.0)
         short, long = (
             tuple(x * linear_factor for x in divisors(name, self.source.floats(name), pairs))

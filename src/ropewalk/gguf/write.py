@@ -1,4 +1,8 @@
-"""Write a spec as the keys and tensors of a GGUF file, and as a Hugging Face config."""
+"""Write a spec as the keys and tensors of a GGUF file, and as a Hugging Face config.
+
+`facts` are what the code of llama.cpp does for the architecture of a file, a GgufArchitecture. Keys
+of the metadata begin with the name of the architecture, such as llama.rope.freq_base.
+"""
 
 from __future__ import annotations
 
@@ -135,6 +139,7 @@ def _refuse_unwritable(spec: RopeSpec, name: str, facts: GgufArchitecture) -> No
             f"(qwen2vl, qwen3vl); this one is {name}"
         )
         raise RopeError("axes", rule, spec.axes)
+    # the length is 1, since no magnitude that is written depends on it
     if spec.magnitude_on != "qk" and spec.frequencies(1).magnitude != 1:
         raise RopeError(
             "magnitude_on", "must be 'qk': llama.cpp multiplies q and k", spec.magnitude_on
@@ -194,6 +199,8 @@ def _keys_describe(scaling: Yarn, facts: GgufArchitecture) -> bool:
     for the architecture.
     """
     usual = scaling.beta_fast == facts.beta_fast and scaling.beta_slow == 1
+    # llama.cpp always truncates; where it reads YaRN's extrapolation and attention factors, too,
+    # keys are needed that are not written here
     return scaling.truncate and (usual or facts.has_betas) and not facts.has_yarn_factors
 
 
@@ -282,6 +289,7 @@ def hf_config(source: GgufSource) -> dict[str, Any]:
         config = _keys_of_one_rope(rotated[FULL], model_type)
     config["model_type"] = model_type
     if NO_ROPE in specs:
+        # despite its name, this key has 1 for layers that rotate
         config["no_rope_layers"] = [int(each) for each in rotated_layers(source, name)]
     return config | sizes_of(source)
 

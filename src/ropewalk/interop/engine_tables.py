@@ -38,7 +38,8 @@ class OwnRope:
     """A rope that an engine cannot compute itself.
 
     rows    how many rows its table needs: the longest sequence that the engine may accept
-    length  the length that a length-dependent scaling is computed for, in every sequence
+    length  the length that a length-dependent scaling is computed for, in every sequence: a table
+            cannot follow the length of each one
     """
 
     spec: RopeSpec
@@ -81,6 +82,7 @@ def own_rope(
     rope = dict(rope or {})
     theta = float(rope.get("rope_theta", 10_000.0) if theta is None else theta)
     precision = "exact"
+    # a rope that names the clipping itself needs no flag
     for key, soft in CLIP_KEYS.items():
         if getattr(flags, key, False) is True and rope.get("rope_type") != "clipped":
             rope = {"rope_type": "clipped", "inner": rope, "pairs": CLIPPED_PAIRS, "soft": soft}
@@ -112,7 +114,8 @@ def _scaling(rope: Mapping[str, Any], rotary_dim: int, max_position: int) -> Sca
         sizes = {"head_dim": rotary_dim, "hidden_size": rotary_dim, "num_attention_heads": 1}
         config = {"model_type": "llama", **sizes, "max_position_embeddings": max_position}
         scaled = {"rope_theta": 10_000.0, **rope}
-        scaled.pop("partial_rotary_factor", None)  # rotary_dim has it
+        # head_dim is the rotated part already
+        scaled.pop("partial_rotary_factor", None)
         spec = from_hf(config | {"rope_parameters": scaled})
         assert isinstance(spec, RopeSpec)
         return spec.scaling
@@ -176,7 +179,7 @@ def exact_table(table: Tensor, inv_freq: Tensor) -> Tensor:
     ):
         return table
     magnitude = float(table[0, 0])
-    if magnitude <= 0:
+    if magnitude <= 0:  # this entry is not magnitude x cos 0
         return table
     scaling = Given(tuple(inv_freq.double().flatten().tolist()), magnitude=magnitude)
     rope = Rope(RopeSpec(2 * pairs, scaling=scaling))

@@ -47,6 +47,7 @@ def export(
     """Export a model that uses Rope and return its `torch.onnx.ONNXProgram`; needs the extra
     `onnx`.
 
+    args, kwargs    example inputs of the model, as for `torch.export.export`
     path            write the program to this file
     dynamic_shapes  as in `torch.export.export`
     options         of `torch.onnx.export`, such as input_names
@@ -109,6 +110,7 @@ def _compute_tables(spec: RopeSpec) -> _SpecTables:
     """Return, for queries and for keys, one table of cos and sin for each digit of a position, and
     the magnitude.
     """
+    # raises an error for a spec whose rotation such tables cannot give
     levels.check_spec(spec, length=None)
     magnitudes = {
         is_key: levels.magnitude_of(spec, length=None, key=is_key) for is_key in (False, True)
@@ -131,6 +133,7 @@ def _cos_sin(
     A position is split into four digits in base 256, each with a table of its own; their angles are
     added.
     """
+    # functions of `levels` take torch as the library whose operators they call
     spec_tables = _tables_of(request.spec)
     digit_rows, remaining = [], positions.to(torch.int64)
     for table in spec_tables.tables[key]:  # from the lowest digit to the highest
@@ -186,6 +189,7 @@ def _rotate_by(
         rotary_dim = 0 if 2 * pairs == x.shape[-1] else 2 * pairs
         options = {"interleaved": layout == "interleaved", "rotary_embedding_dim": rotary_dim}
         return torch.onnx.ops.rotary_embedding(wide, *tables, **options).to(x.dtype)
+    # the tables as views that broadcast over the axes of x
     cos, sin = (align(table, wide, seq_dim) for table in (cos, sin))
     first, second = split_pairs(wide[..., start : start + 2 * pairs], layout)
     rotated = join_pairs(first * cos - second * sin, second * cos + first * sin, layout_out)

@@ -1,5 +1,9 @@
 """Names of tensors in checkpoints: which attention module a tensor belongs to, which part of the
 module it is, and which layer the module is in.
+
+Words of this module:
+  path  the name of a module or a layer, such as model.layers.3.self_attn
+  part  the next name after the path of an attention module, such as q_proj
 """
 
 from __future__ import annotations
@@ -99,8 +103,8 @@ class AttentionModule:
     """The names of the tensors of one attention module.
 
     layer    the number of the layer in `path`; None if `path` has none
-    parts    {part, such as "q_proj": the names of its tensors}
-    unknown  those of these names whose part is not in KNOWN_PARTS
+    parts    {part: the names of its tensors}
+    unknown  the names of tensors whose part is not in KNOWN_PARTS
     """
 
     path: str
@@ -153,7 +157,7 @@ def attention_modules(names: Iterable[str]) -> dict[str, AttentionModule]:
         name_parts = split_projection_name(name)
         if name_parts is not None:
             path, _, _ = name_parts
-            layer = LAYER.search(path + ".")
+            layer = LAYER.search(path + ".")  # the pattern ends with the dot after the number
             modules[path] = AttentionModule(path, None if layer is None else int(layer[1]))
     for name in names:
         parents = [
@@ -167,6 +171,7 @@ def attention_modules(names: Iterable[str]) -> dict[str, AttentionModule]:
             modules[path].parts.setdefault(part, []).append(name)
             if part not in KNOWN_PARTS:
                 modules[path].unknown.append(name)
+    # a module inside another one has no parts: its tensors went to the outer one
     return {path: module for path, module in modules.items() if module.parts}
 
 

@@ -1,4 +1,10 @@
-"""Convert a checkpoint folder from one pair layout to the other, tensor by tensor and atomically."""
+"""Convert a checkpoint folder from one pair layout to the other, tensor by tensor and atomically.
+
+Words of this module:
+  rule   how the rows of one tensor are converted; a tensor without a rule is copied
+  shard  a safetensors file of the folder
+  flag   the config key rope_interleave, by which the code of some families chooses the layout
+"""
 
 from __future__ import annotations
 
@@ -189,10 +195,8 @@ def _other_files(folder: Folder) -> tuple[list[str], list[str]]:
     """
     small_files, left_out = [], []
     for entry in sorted(folder.path.iterdir()):
-        if entry.name in (
-            *folder.shards,
-            RECORD_FILE,
-        ):  # the shards and the record are written anew
+        # the shards and the record are written anew
+        if entry.name in (*folder.shards, RECORD_FILE):
             continue
         if entry.is_file() and stays_inside(entry) and entry.suffix not in WEIGHT_SUFFIXES:
             small_files.append(entry.name)
@@ -202,7 +206,9 @@ def _other_files(folder: Folder) -> tuple[list[str], list[str]]:
 
 
 def _warnings(config: Mapping[str, Any], target_layout: str) -> tuple[str, ...]:
-    """Return a warning if the transformers code of this model cannot run the target layout."""
+    """Return a warning if the transformers code of this model cannot run the target layout; code
+    that reads the flag runs both.
+    """
     model_type = str(config_file.text_part(config).get("model_type"))
     family = families().get(model_type)
     if family is None or has_interleave_flag(config) or family.layout == target_layout:
@@ -216,6 +222,7 @@ def _warnings(config: Mapping[str, Any], target_layout: str) -> tuple[str, ...]:
 
 
 def _refuse_nested(source: Path, target: Path) -> None:
+    """Raise an error if the target is the source folder, or one of the two is in the other."""
     source, resolved = source.resolve(), target.resolve()
     if source == resolved or source in resolved.parents or resolved in source.parents:
         raise RopeError(

@@ -1,8 +1,8 @@
 """What a folder itself states about its pair layout: a flag in the config of some families, or the
 file pair_layout.json.
 
-`convert_checkpoint` writes that file for families without the flag, whose config and tensor names
-do not show a conversion.
+`convert_checkpoint` writes that file, the record, for families without the flag, whose config and
+tensor names do not show a conversion.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def read_pieces(
     multiple of `rows` rows.
     """
     entry = header.entries[name]
-    if not entry.shape or not entry.bytes:
+    if not entry.shape or not entry.bytes:  # a scalar, or a tensor without entries
         yield read_rows(path, header, name)
         return
     stop = entry.shape[0] if stop is None else min(stop, entry.shape[0])

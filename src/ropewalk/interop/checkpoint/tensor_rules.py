@@ -1,5 +1,11 @@
 """Find the tensors of a checkpoint that hold rows of q and k, by their names and the sizes in the
 config, and convert them.
+
+Words of this module:
+  part    the name of a projection or norm inside an attention module, such as q_proj
+  rows    the entries along a projection's first axis, its outputs: head_dim rows for each head
+  group   a key head and its value head with the queries that share them
+  sizes   the number and width of the heads of a layer, a HeadSizes
 """
 
 from __future__ import annotations
@@ -66,7 +72,7 @@ class HeadSizes:
 @dataclass(frozen=True)
 class TensorRule:
     """How to convert one tensor: heads of `head_dim` along `axis`; rows from `rotated_rows` on are
-    copied.
+    copied. In each head, the `rotary_dim` rows from `rotary_start` on are rotated.
 
     `role` says what the tensor holds: "q", "k", "qkv" or "norm".
     """
@@ -92,9 +98,8 @@ class TensorRule:
         if self.axis:  # a norm whose heads are not along its first axis; it is small
             yield convert_layout(folder.read(name), source, target, dim=self.axis, **head)
         elif self.group:
-            group_rows = (
-                self.group + 2
-            ) * self.head_dim  # the queries of a group, their key and their value
+            # the queries of a group, their key and their value
+            group_rows = (self.group + 2) * self.head_dim
             for piece in folder.pieces(name, rows=group_rows):
                 groups = piece.shape[0] // group_rows
                 counts = {"num_heads": groups * self.group, "num_kv_heads": groups}
@@ -183,6 +188,7 @@ def _is_rotated(module: AttentionModule, config: Mapping[str, Any]) -> bool:
     """Return whether an attention module is rotated, by its layer type in the config; raise an
     error if its tensors do not fit that type, or if it is rotated and has an unknown part.
     """
+    # layers that predict further tokens are numbered apart from those in layer_types
     declared = None if FURTHER_LAYERS.search(module.path) else layer_type(config, module.layer)
     if declared in UNROTATED_TYPES:
         # a linear attention has parts that are unknown here, or a path that says so
@@ -208,7 +214,8 @@ def _check_parts(module: AttentionModule, config: Mapping[str, Any]) -> None:
     """
     if module.has(*FUSED):
         return
-    # the last `num_kv_shared_layers` layers have no keys and values of their own
+    # the last `num_kv_shared_layers` layers have no keys and values of their own; without a number
+    # of layers in the config, 1 and 0 are taken
     first_sharing = _count(config, 1, "num_hidden_layers") - _count(
         config, 0, "num_kv_shared_layers", low=0
     )
@@ -270,9 +277,8 @@ def _rule(
         _check_rows(name, shape, width, "kv_lora_rank + qk_rope_head_dim")
         return replace(rule, role="k", head_dim=width, rotary_start=sizes.latent)
     if part in QUERIES:
-        if (
-            model_type in GATED_QUERIES
-        ):  # a head and its gate are treated as one head that is rotated at its start
+        # a head and its gate are treated as one head that is rotated at its start
+        if model_type in GATED_QUERIES:
             _check_rows(name, shape, 2 * q_rows, "2 * num_heads * head_dim")
             return replace(rule, role="q", head_dim=2 * sizes.head_dim)
         _check_rows(name, shape, q_rows, "num_heads * head_dim")
@@ -303,9 +309,8 @@ def _fused_rule(
         raise RopeError(name, f"{text}; for others call ropewalk.layout.convert_qkv", model_type)
     rows = (sizes.num_heads + 2 * sizes.num_kv_heads) * sizes.head_dim
     _check_rows(name, shape, rows, "(num_heads + 2 * num_kv_heads) * head_dim")
-    if (
-        packings[model_type] == "grouped"
-    ):  # for each group, its queries, its key and its value; else all of q, then k, then v
+    # for each group, its queries, its key and its value; else all of q, then k, then v
+    if packings[model_type] == "grouped":
         return replace(rule, role="qkv", group=sizes.num_heads // sizes.num_kv_heads)
     return replace(
         rule, role="qkv", rotated_rows=(sizes.num_heads + sizes.num_kv_heads) * sizes.head_dim
@@ -313,18 +318,23 @@ def _fused_rule(
 
 
 def _check_rows(name: str, shape: tuple[int, ...], rows: int, formula: str) -> None:
+    """Raise an error if a tensor has another number of rows than `rows`, which the config gives by
+    `formula`.
+    """
     if shape[0] != rows:
         raise RopeError(name, f"must have {formula} = {rows} rows, by the config", list(shape))
 
 
 def _sizes(config: Mapping[str, Any]) -> dict[str, HeadSizes]:
     """Return {layer type: sizes} of the layer types that are rotated."""
-    if "dim" in config and "hidden_size" not in config:  # Meta's and Mistral's params.json
+    # Meta's and Mistral's params.json, which may leave theta to the default of their code
+    if "dim" in config and "hidden_size" not in config:
         config = {
             "hidden_size": config["dim"],
             "rope_theta": config.get("rope_theta") or 1e4,
             **config,
         }
+    # None: there is no default, so the config must have one of the keys
     heads = _count(config, None, "num_attention_heads", "n_head", "n_heads", "num_heads")
     specs, _ = read_specs(config)
     sizes = {
@@ -350,11 +360,8 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
     config, and the default is mostly the number of query heads.
     """
     model_type = config.get("model_type")
-    if model_type in (
-        "gpt_neox",
-        "gpt_neox_japanese",
-        "persimmon",
-    ):  # their code ignores the config here
+    # their code ignores the config here
+    if model_type in ("gpt_neox", "gpt_neox_japanese", "persimmon"):
         return heads
     if model_type == "falcon" and not config.get("new_decoder_architecture"):
         return 1 if config.get("multi_query", True) else heads

@@ -4,6 +4,9 @@ strength.
 Strong evidence is the layout that a folder written by `convert_checkpoint` states; the code of the
 model family, if transformers loads the folder; and the names in Meta's and Mistral's own folders.
 The norms of the weights are weak evidence. `layout.probe_layout` tests the model itself.
+
+Paired rows are the two rows of a q or k projection that make one pair: the rows i and i + d/2 of a
+head in the half layout, 2i and 2i+1 in the interleaved one.
 """
 
 from __future__ import annotations
@@ -76,7 +79,9 @@ def which_layout(path: str | os.PathLike[str], *, config: Any = None) -> LayoutE
     """Detect which layout the q and k projections in a checkpoint folder are in, and return the
     evidence.
 
-    Reads the headers and at most 8 projections. `config` as in `convert_checkpoint`.
+    config  the config with the model's sizes, in place of the folder's config.json
+
+    Reads the headers and at most 8 projections.
     """
     folder = open_folder(path)
     config = read_config(folder, config)

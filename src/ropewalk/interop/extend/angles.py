@@ -1,5 +1,8 @@
 """Read the angles that a rotary module computes, and find the layer types whose spec gives the same
 angles.
+
+A module serves a layer type if it computes the angles of its spec. The tables of a module are what
+its forward returns: cos and sin, or one complex tensor; () where it raises an error.
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ def _class_with_positions(base: Any) -> type:
             """Add keys, values and their positions; return all keys and values."""
             seen = super().update(key_states, value_states, *args, **more)
             new, self.new_positions, self.key_positions = self.new_positions, None, None
+            # tokens came whose positions are not known, in this call or before
             if new is None or self.position_layer is None:
                 self.position_layer = None
                 return seen
@@ -117,6 +118,7 @@ def keep_positions(cache: Any, layer_idx: int, positions: Tensor) -> None:
         return
     layer = layers[layer_idx]
     if "position_layer" not in vars(layer):
+        # nobody has kept the positions of keys that are there already
         layer.position_layer = None if layer.get_seq_length() else _position_layer(layer)
         layer.key_positions = None
         layer.__class__ = _class_with_positions(type(layer))
@@ -128,6 +130,7 @@ def positions_of_keys(cache: Any, layer_idx: int, positions: Tensor, keys: int) 
     call added some at `positions`.
     """
     layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
+    # `update` has taken the new positions, so the layer has keys of its own
     if layer is not None and layer.new_positions is None:
         found = layer.key_positions
     elif keys == positions.shape[-1]:

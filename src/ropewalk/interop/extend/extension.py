@@ -26,6 +26,8 @@ class Swap(Protocol):
 class Extension:
     """What `extend` changed; `undo()` restores it.
 
+    kind, factor   those that `extend` was called with
+    specs          {layer type: its spec} of the layer types that were changed
     changes        {config key: (before, after)}; before is None for a key that was absent
     disagreements  a line if the change is not in the config, so that engines do not have it
     notes          other remarks for the user

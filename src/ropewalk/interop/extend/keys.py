@@ -1,5 +1,12 @@
 """The config keys that give a config a scaling for a longer context, in the spelling that the
 config uses already.
+
+Words of this module:
+  kind            the name of a scaling, such as "yarn"
+  trained length  the longest sequence of the training, from which `factor` counts
+  served length   the longest sequence that the config says the model is used with
+  nested          said of a config whose `rope_parameters` hold one rope object for each layer type
+  notes           remarks for the user
 """
 
 from __future__ import annotations
@@ -37,17 +44,15 @@ KEPT_KEYS = {THETA_KEYS[0], FRACTION_KEYS[0], *AXIS_KEYS, *OTHER_KEYS}
 
 @dataclass(frozen=True)
 class ConfigChange:
-    """The keys to set in a text config, and the spec of each layer type that they change.
+    """A change of a text config.
 
-    keys     empty if the change is not written into the config
-    notes    other remarks for the user
+    keys     {config key: its new value}; empty if the change is not written into the config
+    specs    {layer type: its new spec} of the layer types that change
     config   the text config with the keys set
-    served   the served length after the change; None if the scaling adapts to each sequence's
-             length
-    trained  the trained length
-    before   the spec of every layer type that rotates, before the change
-    after    the same after it
-    shorter  a line if the config served more tokens before, else nothing
+    served   the served length after the change; None if the change is not written
+    before   {layer type: its spec before the change} of all layer types that rotate
+    after    the same with the specs after the change
+    shorter  one line about it if the served length falls, else nothing
     """
 
     keys: dict[str, Any]
@@ -141,7 +146,9 @@ def config_change(
 def specs_and_length(
     config: Mapping[str, Any], original_length: int | None
 ) -> tuple[dict[str, RopeSpec | None], int]:
-    """Return the spec of every layer type (None: not rotated), and the trained length."""
+    """Return the spec of every layer type (None: not rotated), and the trained length, which is
+    `original_length` if that is given.
+    """
     specs, _ = read_specs(config)
     return specs, _trained_length(
         config, {name: spec for name, spec in specs.items() if spec is not None}, original_length
@@ -316,9 +323,8 @@ def _keys(
     family = family_of(config.get("model_type"))
     length_outside = config.get(TRAINED_LENGTH_KEY) or family.default(TRAINED_LENGTH_KEY)
     if TRAINED_LENGTH_KEY in keys_of(scaling) and length_outside is not None:
-        keys[TRAINED_LENGTH_KEY] = (
-            length  # Phi-3 has it outside the rope object, and reads it there first
-        )
+        # Phi-3 has it outside the rope object, and reads it there first
+        keys[TRAINED_LENGTH_KEY] = length
     rope, spec = config.get("rope_parameters"), next(iter(new_specs.values()))
     if isinstance(scaling, Ntk) and config.get(LAYER_THETA_KEY) is not None:
         # a layer with theta 0 or null does not rotate
@@ -335,6 +341,7 @@ def _keys(
         keys["rope_parameters"] = {**rope, **new_ropes}
     else:
         keys["rope_parameters"] = _rope(rope, scaling, spec)
+    # `rope_parameters` has the new scaling; an old one in `rope_scaling` would contradict it
     return keys if config.get("rope_scaling") is None else {**keys, "rope_scaling": None}
 
 
@@ -371,7 +378,7 @@ def _rope(old: Mapping[str, Any], scaling: Scaling, spec: RopeSpec) -> dict[str,
     kept = {key: value for key, value in old.items() if key in kept_keys}
     if isinstance(scaling, Ntk):
         return {**kept, "rope_type": "default", "rope_theta": spec.theta}
-    rope, _ = write_scaling(scaling, family_of(None))
+    rope, _ = write_scaling(scaling, family_of(None))  # no family: the standard keys
     optional = {
         name: setting for name, setting in settings_of(scaling).items() if not setting.required
     }
@@ -416,7 +423,13 @@ def _read_back(
 def _shorter(
     config: Mapping[str, Any], served: int | None, factor: float | None, trained: int
 ) -> tuple[str, ...]:
-    """Return a line if the config served more tokens before, as one that had a scaling may."""
+    """Return one line if the served length falls, as it may where the config had a scaling before;
+    else nothing.
+
+    served   the new served length; None if it is not written
+    factor   of the new scaling; None if it has none
+    trained  the trained length
+    """
     was = served_length(config)
     if served is None or factor is None or was is None or not served < was.value:
         return ()

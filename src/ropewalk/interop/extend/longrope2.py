@@ -118,8 +118,8 @@ class _FactorSearch:
         self.losses: dict[Candidate, float] = {}
 
     def evaluate(self, critical: int, slow: list[float]) -> None:
-        """Record the loss of `slow`, the factors from pair `critical` on, rounded, limited and made
-        non-decreasing.
+        """Record the loss of `slow`, the factors from pair `critical` on, after they were rounded,
+        limited to `factor` ... 2 x `factor`, and made non-decreasing.
         """
         valid, lower_bound = [], self.factor
         for value in slow:
@@ -139,11 +139,7 @@ class _FactorSearch:
         """Return `parent` with some of its factors drawn anew between their neighbours."""
         critical, slow = parent
         # the neighbours of factor i are bounds[i] and bounds[i + 2]
-        bounds = (
-            self.factor,
-            *slow,
-            2 * self.factor,
-        )
+        bounds = (self.factor, *slow, 2 * self.factor)
         factors = list(slow)
         for i in range(len(slow)):
             if self.random.random() < self.mutation:

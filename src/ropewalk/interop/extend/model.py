@@ -1,5 +1,14 @@
 """`extend`: give a loaded model, or a config, a longer context; for a transformers model, check that
 its rotary modules compute the new angles.
+
+Words of this module:
+  target      what `extend` was called with: the text config to change, and the rotary modules that
+              compute angles from it (none for a config alone)
+  change      the keys to set in the text config, with the specs before and after, a ConfigChange
+  serve       a rotary module serves a layer type if it computes the angles of its spec
+  Served      {a `layer_type` that the module's forward takes, or None if it takes none: the layer
+              types that it serves}
+  kind        the name of a scaling or of a remapping, such as "yarn" or "rerope"
 """
 
 from __future__ import annotations
@@ -211,7 +220,13 @@ def _longrope_options(
 
 
 class _Target:
-    """The text config to extend and the rotary modules that were built from it."""
+    """The text config to extend and the rotary modules that were built from it.
+
+    model   None if only a config is extended
+    root    the whole config
+    owner   the object or dict in it, or itself, that holds the values of the text model
+    rotary  {path: rotary module}
+    """
 
     def __init__(self, model: Any) -> None:
         """Find the text config and the rotary modules of a model, or the text config of a config."""
@@ -314,6 +329,7 @@ class _Target:
             for name, served in before.items()
             if change.specs.keys() & set().union(*served.values())
         ]
+        # by id: an object is taken once, but a copy with equal values is another config
         configs = {id(each): each for each in (self.owner, *(module.config for module in modules))}
         swaps: list[Swap] = [ConfigSwap(each, keys) for each in configs.values()] if keys else []
         changes = {key: (config.get(key), keys[key]) for key in keys}
@@ -377,6 +393,7 @@ def _check_class_keeps(owner: Any, config: Mapping[str, Any], keys: Mapping[str,
             "kind", rule, keys.get("rope_parameters") or keys.get("rope_scaling")
         ) from None
     accepted = config_file.load(rebuilt)
+    # a key that is set to null may be absent from what the class writes
     changed = [
         key for key, value in keys.items() if value is not None and accepted.get(key) != value
     ]

@@ -5,6 +5,10 @@ A transformers model gets a registered attention function. It receives q and k a
 rotated them, and re-rotates them for each piece of the remapping. The positions travel with each
 call, as an argument that a hook on the attention module adds, and those of cached keys are in the
 cache: nothing about a call is kept in the model.
+
+A remapping changes the distance by which q and k are rotated against each other. It is made of
+pieces: in each, some pairs of tokens attend, at positions of the piece, with frequencies divided by
+its `slowdown`. A rotary module has forward(x, position_ids).
 """
 
 from __future__ import annotations
@@ -141,8 +145,11 @@ def attention_modules(model: nn.Module, layers: Container[int]) -> dict[nn.Modul
 
 @dataclass(eq=False)
 class RemappedLayers:
-    """What the attention function needs to know about one model; `called` collects the positions
-    of each layer in a trial call.
+    """What the attention function needs to know about one model.
+
+    specs    {layer: its spec} of the layers that are remapped
+    backend  that of the attention of each piece; None: chosen for each call
+    called   {layer: the positions it was called with} of a trial call; None outside of one
     """
 
     remapping: Remapping
@@ -180,6 +187,7 @@ class RemappedLayers:
             `slowdown`.
             """
             x, x_positions = (k, k_positions) if key else (q, positions)
+            # the model has rotated x at these very positions
             if at is x_positions and slowdown == 1:
                 return x
             return rerotate(
@@ -205,7 +213,7 @@ def remapped_attention_forward(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function that transformers calls; a layer that is not remapped runs torch's
-    fused kernel.
+    fused kernel. Return the output [B, S, H, D], and None in place of the attention weights.
     """
     layers: RemappedLayers | None = vars(module).get(REMAPPED)
     layer: Any = getattr(module, "layer_idx", None)
@@ -275,6 +283,7 @@ class AttentionSwap:
         from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
         AttentionInterface.register(ATTENTION_NAME, remapped_attention_forward)
+        # our function takes the masks that transformers makes for torch's fused kernel
         AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
         self.model.set_attn_implementation(ATTENTION_NAME)
         for module in self.model.modules():
@@ -354,6 +363,7 @@ def check_effect(model: Any, layers: RemappedLayers, rotary: list[nn.Module]) ->
     rotated_at: list[Tensor] = []
 
     def note(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        """A hook of a rotary module: notes the positions of the call."""
         rotated_at.append(kwargs["position_ids"] if "position_ids" in kwargs else args[1])
 
     layers.called = {}

@@ -16,7 +16,13 @@ Factors = tuple[float, ...]
 
 @dataclass
 class _Population:
-    """Every candidate tried so far with its loss; no candidate is tried twice."""
+    """Every candidate tried so far with its loss; no candidate is tried twice.
+
+    loss     the function to minimise
+    highest  the largest factor that is allowed
+    step     factors are multiples of this
+    losses   {candidate: its loss}
+    """
 
     loss: Callable[[Factors], float]
     highest: float
@@ -48,7 +54,7 @@ class _Population:
 
     def mutant(self, parent: Factors, spread: float) -> Factors:
         """Return `parent` with the factors of a run of neighbouring pairs shifted, most of them by
-        the same amount.
+        the same amount; `spread` is the standard deviation of the shifts.
         """
         factors = list(parent)
         first = self.random.randrange(len(factors))

@@ -1,5 +1,8 @@
 """Set and restore what `extend` changes: config keys, and the attributes and buffers of rotary
 modules.
+
+The state of a module is (attributes, buffers): its plain attributes by name, and its buffers by
+name, each with whether it is saved with the weights.
 """
 
 from __future__ import annotations
@@ -16,13 +19,14 @@ from ropewalk.interop.patch.length_hook import EXTENSION, LengthHook
 
 
 class _MissingKey:
-    """Marks a config key that the config does not have; a class, because copying an extension must
-    keep its identity.
+    """Stands for the value of a config key that the config does not have. It is a class and is
+    compared by `is`: a copy of an extension has the same class, but would have another object.
     """
 
 
 class ConfigSwap:
-    """The values of some config keys before and after an extension.
+    """The values of some config keys before and after an extension; `_MissingKey` for a key that is
+    absent.
 
     `installed` has the values that the config had right after `install`: its class may change some.
     """
@@ -88,8 +92,8 @@ State = tuple[dict[str, Any], dict[str, tuple[Tensor, bool]]]
 
 
 class ModuleSwap:
-    """The state of a rotary module before and after an extension, or a hook that computes its
-    tables at each call.
+    """The state of a rotary module before and after an extension; with a `hook`, which computes the
+    tables at each call, the state stays the same. The module holds `extension` until `remove`.
     """
 
     def __init__(self, module: nn.Module, extension: Any, hook: LengthHook | None = None) -> None:

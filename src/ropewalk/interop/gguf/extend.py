@@ -1,5 +1,5 @@
 """Give a GGUF file a longer context: the metadata keys to change, and the flags with which
-llama.cpp runs the unchanged file as if they were changed.
+llama.cpp runs the unchanged file as if the keys were changed.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ def extend_gguf(
         for layer_type, new in read_specs(config)[0].items()
         if new is not None and (old := old_specs.get(layer_type)) is not None
     }
+    # the keys are written for one spec; `_check` raises an error if another layer type needs others
     spec = next(iter(new_specs.values()))
     trained = getattr(spec.scaling, "original_length", None) or options.get("original_length")
     length = math.floor((trained or served) * factor)
@@ -154,7 +155,9 @@ def _check(changed: _Changed, wanted: dict[str, RopeSpec], kind: str) -> None:
 
 
 def _has(file: GgufFile, key: str, value: Any) -> bool:
-    """Return whether a file has a key with this value, or llama.cpp assumes the value without it."""
+    """Return whether a file has `key` with this value, or llama.cpp assumes the value of a key that
+    the file does not have.
+    """
     name, given = file.architecture, file.metadata.get(key)
     if isinstance(given, Array):
         return file.array(key) == value
@@ -162,9 +165,11 @@ def _has(file: GgufFile, key: str, value: Any) -> bool:
         return math.isclose(given, value, rel_tol=1e-7)  # a file has float32
     if given is not None:
         return type(given) is type(value) and given == value
+    # without a type llama.cpp takes "linear", which is the same as "none" without a factor
     if key == f"{name}.rope.scaling.type" and value == "none":
         keys = (f"{name}.rope.scaling.factor", f"{name}.rope.scale_linear")
         return not any(each in file.metadata for each in keys)
+    # llama.cpp's defaults: the sizes of the old rope, and a theta
     spec = next(spec for spec in read_ropes(file)[0].values() if spec is not None)
     assumed = {
         f"{name}.attention.key_length": spec.head_dim,

@@ -1,5 +1,12 @@
 """Build the tokenizer of a GGUF file: byte-level BPE, as GPT-2, Llama 3, Qwen and SmolLM have it,
 or SentencePiece's BPE, as Llama 2, Mistral and Phi 3 have it.
+
+Words of this module:
+  BPE      byte-pair encoding: a word is split into letters, and neighbours are merged to tokens
+  letter   what a BPE begins with: a byte, or in SentencePiece a character
+  merge    two tokens (left, right) whose concatenation is a token
+  ids      {token: its index in `tokens`}
+  ▁        how SentencePiece writes a space in a token
 """
 
 from __future__ import annotations
@@ -66,7 +73,8 @@ def tokenizer_of(file: GgufFile) -> Any:
             "tokenizer.ggml.tokens", "must be unique", f"{len(tokens) - len(ids)} repeated"
         )
     bpe, adds_bos = models[model](file, tokens, ids)
-    # in one call, because each call rebuilds the search for all added tokens
+    # in one call, because each call rebuilds the search for all added tokens; a file without
+    # token_type has none of them
     bpe.add_tokens(
         [
             AddedToken(token, special=token_type == CONTROL, normalized=False)
@@ -128,6 +136,7 @@ def _sentencepiece_bpe(file: GgufFile, tokens: list[str], ids: dict[str, int]) -
     prefix = file.metadata.get("tokenizer.ggml.add_space_prefix", True)
     bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    # Strip takes away the prefix: at most one space at the beginning, none at the end
     bpe.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
     return bpe, True
 
@@ -136,8 +145,9 @@ def _merges_by_score(
     tokens: list[str], ids: dict[str, int], scores: list[float]
 ) -> list[tuple[str, str]]:
     """Return every (left, right) of tokens whose concatenation is a token too, in the order of that
-    token's score, highest first.
+    token's score, highest first; of equal scores, that with the smaller indices.
     """
+    # bounds on the time, since each token is split at every place
     if sum(map(len, tokens)) > MAX_LETTERS:
         rule = f"must have at most {MAX_LETTERS} letters in all"
         raise RopeError("tokenizer.ggml.tokens", rule, sum(map(len, tokens)))
@@ -166,6 +176,7 @@ def splitter(pre: str) -> Any:
     pattern = PATTERNS[pre]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
     if pattern is not None:
+        # "isolated": each match of the pattern becomes a word
         return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), to_bytes])
     if pre in SINGLE_DIGITS:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), to_bytes])

@@ -83,7 +83,9 @@ def _pre(pre_tokenizer: Any) -> str:
     """Return llama.cpp's name of a pre-tokenizer; raise an error if it is none of PATTERNS."""
     from tokenizers import Tokenizer, models
 
-    for pre in PATTERNS:  # compare with the JSON of the pre-tokenizer that we would build
+    for pre in PATTERNS:
+        # compare with the JSON of the pre-tokenizer that we would build; the tokenizer around it is
+        # empty
         known = Tokenizer(models.BPE())
         known.pre_tokenizer = splitter(pre)
         if _plain(json.loads(known.to_str())["pre_tokenizer"]) == _plain(pre_tokenizer):

@@ -46,7 +46,8 @@ LAYER_NAMES = {
 
 class GgufWeights:
     """A GGUF file as a source of weights under their Hugging Face names: read as float32, q and k
-    in the half layout; `rope` is the spec for them, and `stored_layout` their layout in the file.
+    in the half layout; `rope` is the spec for q and k as `read` returns them, and `stored_layout`
+    is the layout that they have in the file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -1,7 +1,8 @@
 """A lazy (cos, sin) that carries the positions from a patched rotary module to the layers.
 
 A patched layer reads the positions and rotates q and k by exact angles. For any other code the
-tables act as tensors, which are computed on first use.
+tables act as tensors, which are computed on first use. The tables are what a rotary module returns:
+cos and sin, or one complex tensor, in one of FORMS.
 """
 
 from __future__ import annotations

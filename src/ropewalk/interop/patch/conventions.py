@@ -1,5 +1,12 @@
 """Conventions of rotation functions: how they read cos and sin, and which dimensions and tokens
 they rotate.
+
+Words of this module:
+  tables   the arguments of a function that hold cos and sin: two tensors, or both in one
+  form     how a table holds the entries: "half" and "interleaved" tables are doubled, with an entry
+           for each member of a pair in that layout; "pairs" and "complex" ones have one per pair
+  blocks   how many parts a head's dimensions have, each rotated by the positions of its own axis;
+           mostly one
 """
 
 from __future__ import annotations
@@ -102,6 +109,7 @@ class Convention:
         if self.form == "complex":
             return tables[0].real, tables[0].imag
         if self.form == "sin then cos":
+            # the axis of the heads, of size 1, is merged into that of the rows
             sin, cos = tables[0].flatten(0, -3).chunk(2, dim=-1)
             return cos, sin
         if self.form == "pairs":
@@ -111,7 +119,9 @@ class Convention:
         return (cos, sin) if blocks == 1 else (cos.flatten(-2), sin.flatten(-2))
 
     def tables(self, cos: Tensor, sin: Tensor, blocks: int = 1) -> tuple[Tensor, ...]:
-        """Return the tables in this form, from one entry per pair."""
+        """Return the tables in this form, from one entry per pair; those that hold both in one
+        tensor also have axes of size 1, such as one for the heads.
+        """
         if self.form == "sin then cos":
             return (torch.cat((sin, cos), dim=-1).unsqueeze(1),)
         if self.form == "cos over sin":

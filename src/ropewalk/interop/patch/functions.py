@@ -1,5 +1,14 @@
 """Replacements for the rotation functions of a model: the same arguments and results, computed by
 this library's kernels.
+
+Words of this module:
+  convention  how the original function reads its tables and what it rotates, a `Convention`
+  tables      the arguments that hold cos and sin; lazy tables come from a patched rotary module and
+              carry positions
+  xs          the tensors to rotate, without those that are None
+  arguments   all arguments of the call by name
+  blocks      how many parts a head's dimensions have, each rotated by the positions of its own
+              axis; mostly one
 """
 
 from __future__ import annotations
@@ -60,8 +69,8 @@ class RotationFunction:
         self.sections: dict[str, list[int]] = {}
 
     def add_spec(self, spec: RopeSpec) -> None:
-        """Build the ropes for a spec: one for whole heads, one for the rotated slice alone; none if
-        the convention needs tables.
+        """Build the ropes for a spec: one for whole heads, one for the rotated slice alone, since a
+        model may pass either; none if the convention needs tables.
         """
         convention = self.convention
         if convention.needs_tables:
@@ -153,7 +162,8 @@ class RotationFunction:
         if convention.gathers:  # the positions select rows of the table
             cos, sin = cos[arguments[POSITIONS]], sin[arguments[POSITIONS]]
         elif not convention.by_row and cos.shape[:-1].numel() == max(cos.shape[:-1]):
-            # axes of size 1 are left out
+            # of the axes before the last, at most that of the tokens is longer than 1: the others
+            # are left out
             cos, sin = (
                 cos.reshape(-1, cos.shape[-1]),
                 sin.reshape(-1, sin.shape[-1]),
@@ -164,7 +174,8 @@ class RotationFunction:
             return self._by_rows(
                 xs, cos, sin, self._seq_dim(arguments, cos.ndim), blocks, arguments
             )
-        # x is [rows, tokens, heads * dimensions]
+        # x is [rows, tokens, heads * dimensions]; with the heads split, the tokens are axis -3;
+        # the tables may have rows for more tokens
         split_heads = tuple(x.unflatten(-1, (-1, 2 * cos.shape[-1])) for x in xs)
         tokens = xs[0].shape[1]
         rotated = self._by_rows(split_heads, cos[:tokens], sin[:tokens], -3, blocks, arguments)
@@ -237,7 +248,8 @@ class RotationFunction:
                 convention.layout_out,
                 start,
             )
-            # a kernel takes at most two tensors; RoFormer may rotate its values too
+            # a kernel takes at most two tensors; RoFormer may rotate its values too; False: not in
+            # place
             xs = tuple(
                 y
                 for i in range(0, len(xs), 2)

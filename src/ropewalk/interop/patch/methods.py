@@ -3,6 +3,13 @@ replaced.
 
 Only the instances of one model get such copies. The class, its Python module and all other models
 are unchanged.
+
+Words of this module:
+  rotation         a function that rotates q and k; its name matches ROTATION_NAME
+  substitutes      {global name of a rotation: the function to call in its place}
+  dispatch dict    a global dict of functions that call a rotation; a method picks one of them
+  accelerate hook  a forward that accelerate puts in place of the module's, which it keeps as
+                   `_old_forward`
 """
 
 from __future__ import annotations
@@ -181,6 +188,7 @@ class Replacement:
         if vars(self.module).get(self.name) is self:
             delattr(self.module, self.name)
         if vars(self.module).get(HOOKED) is self:
+            # the accelerate hook stays and calls what is in this attribute
             setattr(
                 self.module,
                 HOOKED,
@@ -218,7 +226,9 @@ class MethodReplacement(Replacement):
 
 
 class FunctionReplacement(Replacement):
-    """A replacement for a method that rotates tensors itself."""
+    """A replacement for a method that rotates tensors itself; `function` rotates by the convention
+    that was found for the method, so it does not take the module.
+    """
 
     def __init__(self, module: nn.Module, name: str, function: Callable) -> None:
         super().__init__(module, name)

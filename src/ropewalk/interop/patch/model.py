@@ -1,4 +1,12 @@
-"""Run a loaded transformers model on this library's kernels, and restore it."""
+"""Run a loaded transformers model on this library's kernels, and restore it.
+
+Words of this module:
+  rotation function  a function of the model that rotates q and k by cos and sin
+  convention         how a rotation function reads its tables and what it rotates
+  rotary module      a module that computes the tables, cos and sin, from positions
+  replacement        what is called in place of one method of one module, a `Replacement`
+  refused            {path of a module: why it cannot be patched}
+"""
 
 from __future__ import annotations
 
@@ -204,8 +212,9 @@ class _MethodSearch:
     def _rotation_method(
         self, module: nn.Module, name: str, function: Callable
     ) -> RotationFunction:
-        """Return the replacement for a method that rotates tensors itself; it may depend on the
-        number of heads.
+        """Return the replacement of `function`, the method `name` of the module's class, which
+        rotates tensors itself. It is run on trial tensors only once, with the heads and the head
+        size of this module, because the method may support no other sizes.
         """
         if function not in self.functions:
             method = MethodType(function, module)

@@ -1,5 +1,12 @@
 """Rotary modules, recognised by behaviour: a spec matches if it gives the same cos and sin as the
 module.
+
+Words of this module:
+  tables  what the forward of a rotary module returns: cos and sin, or one complex tensor
+  form    how the tables hold the entries, a name of FORMS or BY_AXIS in angles.py
+  hook    the LengthHook of an extended module, which sets the frequencies for the length of a call;
+          None for a module without one
+  match   a rope that computes what the module computes, and the form in which to return it
 """
 
 from __future__ import annotations
@@ -209,6 +216,7 @@ class _Probe:
         for probe in PROBES:
             positions = torch.tensor([probe], device=self.device)
             if spec.num_axes > 1:
+                # other positions on each axis, so that no axis passes for another
                 positions = torch.stack([positions + axis for axis in range(spec.num_axes)])
             theirs = self.tables(positions, layer_type)
             # a float32 angle is off by up to one unit in its last place, and its frequency by a few

@@ -1,5 +1,8 @@
 """Rotation functions recognised by behaviour: the replacement must return what the function
 returns, for random tensors.
+
+A convention says how a function reads its tables, the arguments with cos and sin, and what it
+rotates. Its fields are explained at `Convention` in conventions.py.
 """
 
 from __future__ import annotations
@@ -87,11 +90,14 @@ class _Trials:
 
     def _candidates(self) -> Iterator[tuple[str, Convention]]:
         """Yield every convention that the function may have, with the axes of its tensors, such as
-        "row head token".
+        "row head token". The fields are those of `Convention`; where `position_ids` must be given,
+        `gathers` and `blocks` are tried too.
         """
         forms = JOINT.get(self.table_names[0], (*LAYOUTS, "pairs"))
         parameter = signature_of(self.function).parameters.get(POSITIONS)
         needs_positions = parameter is not None and parameter.default is inspect.Parameter.empty
+        # position_ids are [rows, tokens] or [rows, tokens, blocks], so only shapes whose rows may
+        # have tables of their own fit; the positions select rows of the tables, or rotate blocks
         for (axes, tokens, by_row), form, layout, layout_out, reverse in product(
             SHAPES, forms, LAYOUTS, LAYOUTS, BOTH
         ):
@@ -192,6 +198,7 @@ class _Trials:
         members = convention.doubled(
             [changed[name] for name in self.table_names], _blocks(convention)
         )
+        # `members` are views of the tables, so this changes the call
         for _, second in members:
             second += 1
         return bool(members) and not _are_near(self.function(**plain), self.function(**changed))
