@@ -1,4 +1,6 @@
-"""Advice as data: each check says when it applies, what to do, why, and which figure shows it."""
+"""Advice as data: each check says when it applies, what to do, why, and which figure of
+`ropewalk_lab.plots` shows it.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,7 @@ LARGE_TABLE = 64 << 20
 
 @dataclass(frozen=True)
 class Check:
-    """One check: `applies` decides whether the advice is given, and `figure` is the figure of
-    `ropewalk_lab.plots` that shows it.
+    """One check: `applies` decides whether the advice is given.
 
     `advice` and `because` are format strings over the Facts, named `f`, and the values that
     `numbers` returns.
@@ -42,8 +43,8 @@ class Advice:
 
 
 def _beta_limit(facts: Facts) -> float:
-    """Return how many turns the fastest pair, which rotates by one radian per step, completes
-    within YaRN's original length.
+    """Return the largest beta_fast that a pair reaches: how many turns the fastest pair, which
+    rotates by one radian per step, completes within YaRN's original length.
     """
     return facts.scaling.original_length / (2 * math.pi)  # type: ignore[attr-defined]  # a Yarn
 

@@ -89,7 +89,7 @@ def _read(config: Any) -> tuple[dict[str, RopeSpec | None], Explanation, Mapping
     if is_gguf(config) or isinstance(config, GgufSource):
         file = config if isinstance(config, GgufSource) else GgufFile(config)
         specs, explanation = read_ropes(file)
-        return specs, explanation, sizes_of(file)
+        return specs, explanation, sizes_of(file)  # under the names of a config's keys
     loaded = config_file.load(config)
     specs, explanation = read_specs(loaded)
     return specs, explanation, config_file.text_part(loaded)
@@ -97,7 +97,7 @@ def _read(config: Any) -> tuple[dict[str, RopeSpec | None], Explanation, Mapping
 
 def _window(config: Mapping[str, Any], layer_type: str) -> int | None:
     """Return the attention window of a layer type in tokens; None if its queries attend to all
-    earlier keys.
+    earlier keys, or the config does not give the window.
     """
     window = find(config, *WINDOW_KEYS.get(layer_type, ()))
     return None if window is None else integer(window.key, window.value, low=1, high=MAX_LENGTH)
@@ -112,6 +112,7 @@ def _lengths(
     longest          the longest sequence that the config names, in the same form
     trained, served  the caller's values in tokens, which take precedence
     """
+    # some scalings clip or multiply the frequencies of another one, which has length and factor
     scaling = spec.scaling.innermost
     original, factor = getattr(scaling, "original_length", None), getattr(scaling, "factor", 1.0)
     if trained is not None:

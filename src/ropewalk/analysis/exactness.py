@@ -42,7 +42,7 @@ def true_angles(radians: Sequence[float | Decimal], positions: Iterable[int]) ->
     steps = [_fixed_point(value) for value in series("radians", radians)]
     return [
         [(position * step % _TWO_PI) / (1 << _BITS) for step in steps]
-        for position in _integers(positions, low=-(2**62))
+        for position in _integers(positions, low=-(2**62))  # at most 2^62 on either side of 0
     ]
 
 
@@ -54,7 +54,10 @@ def _integers(positions: Iterable[int], low: int) -> list[int]:
 
 
 def _fixed_point(value: float | Decimal) -> int:
-    """Return a number times 2^192, rounded down to an integer."""
+    """Return a number times 2^192, rounded down to an integer; raise an error if it is not
+    finite.
+    """
+    # a finite Decimal keeps all digits; `number` makes a float of the others, or refuses them
     is_decimal = isinstance(value, Decimal) and value.is_finite()
     exact = value if is_decimal else number("radians", value)
     numerator, denominator = exact.as_integer_ratio()
@@ -84,6 +87,7 @@ def _by_phase(spec: RopeSpec, length: int | None, precision: str) -> Rows:
     the frequencies are those of `precision` at the sequence length `length`.
     """
     found = spec.with_(precision=precision).ladder_frequencies(length)
+    # `digits` are the frequencies with 40 digits, `radians` the same as floats
     steps = phase_steps(found.digits if precision == "exact" else found.radians)
     return lambda position: [
         (float32(cos), float32(sin)) for cos, sin in (cos_sin(position, step) for step in steps)

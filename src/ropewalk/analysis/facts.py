@@ -1,4 +1,13 @@
-"""Facts: what follows from one spec, its trained length and its served length."""
+"""Facts: what follows from one spec, its trained length and its served length.
+
+Words of this module:
+  distance    from a query to a key, in tokens
+  turn        a full revolution of a pair of dims; a pair that completed one in training has seen
+              all angles
+  method      a key of COS_SIN_METHODS: a way to compute cos and sin, by a precision policy of this
+              package or as another engine does it
+  cosine sum  the sum of cos(distance * frequency) over all pairs, see `ladder.cosine_sum`
+"""
 
 from __future__ import annotations
 

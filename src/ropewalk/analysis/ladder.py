@@ -67,7 +67,9 @@ def require_spec(spec: object) -> None:
 
 
 def series(field: str, values: Iterable[Any]) -> list[Any]:
-    """Return the entries of a list or an array that must have at least one."""
+    """Return the entries of a list or an array; raise an error, which calls it `field`, if it is
+    something else or has none.
+    """
     entries = values.tolist() if hasattr(values, "tolist") else values  # type: ignore[attr-defined]
     if isinstance(entries, str | bytes) or not isinstance(entries, Iterable):
         raise RopeError(field, "must be a list of numbers, one for each pair", values)
@@ -181,6 +183,7 @@ def bands(spec: RopeSpec, length: int | None = None) -> list[str]:
     the most slowed pair.
     """
     ratios = [abs(ratio) for ratio in stretch(spec, length)]  # scaled / unscaled frequency
+    # the factor of a scaling that depends on the length is not what the frequencies are divided by
     factor = None if spec.needs_length else getattr(spec.scaling.innermost, "factor", None)
     moving = [ratio for ratio in ratios if ratio > 0]
     # the ratio of a pair that is slowed fully

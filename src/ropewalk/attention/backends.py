@@ -2,7 +2,7 @@
 torch.
 
 Each backend has a `why_not` function, which returns the reason why the backend cannot run a call,
-or None.
+or None. A query without keys, such as one whose keys are all padding, has the output 0.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ def trimmed(call: Call) -> Call:
     # the first key that the first query sees, and the end of the keys that the last query sees
     first_key = max(0, visible.offset + 1 - window)
     stop_key = min(k_len, visible.offset + q_len + (0 if visible.causal else window - 1))
+    # if there is a key to leave out; at least one must remain, also where no query sees any
     if 0 < stop_key - first_key < k_len:
         call = call.part(0, q_len, first_key, stop_key)
         visible, k_len = call.visible, stop_key - first_key

@@ -1,9 +1,10 @@
 """KVCache: keys and values with the position of each token, so that they can be shifted, evicted,
 reused and re-scaled exactly.
 
-A token's index is its place among the cached tokens, in order of arrival, which causality uses; its
-position is what the rotation uses. By default keys are stored rotated, unless the frequencies
-depend on the length of the sequence or the layer has a remapping.
+Real tokens are those that are not padding. A token's index is its place among the cached tokens, in
+order of arrival, which causality uses; its position is what the rotation uses. By default keys are
+stored rotated, unless the frequencies depend on the length of the sequence or the layer has a
+remapping.
 """
 
 from __future__ import annotations
@@ -66,6 +67,9 @@ class KVCache:
         sinks: int = 0,
         rotated: bool | None = None,
     ) -> None:
+        """Create an empty cache. A growing one has no limit, a static one raises an error beyond
+        `capacity` tokens, a sliding one drops the oldest.
+        """
         self.kind = choice("kind", kind, ("growing", "static", "sliding"))
         if kind != "growing" and capacity is None:
             raise RopeError("capacity", f"must be given for a {kind} cache", capacity)
@@ -83,6 +87,7 @@ class KVCache:
         self.rotated = rotated
         #: whether any token may be padding; if not, attention needs no padding mask
         self.padded = False
+        # how many tokens are cached; the buffers may have room for more
         self.size = 0
         self._buffers: CachedTokens | None = None
 
@@ -98,10 +103,11 @@ class KVCache:
         return self.rotated
 
     def _holds_rotations(self, encoding: Encoding, name: str = "encoding") -> bool:
-        """Return whether the stored keys are rotated, so that new positions need a new rotation;
-        raise an error, which calls the encoding `name`, if they hold their positions in another
-        way, which cannot be undone.
+        """Return whether the stored keys are rotated, so that new positions need a new rotation.
+        Raise an error if they contain their positions in another way, which cannot be undone;
+        `name` is what the error calls the encoding.
         """
+        # an encoding with another entry point than q and k does not change keys
         if not self.keeps_rotated(encoding) or encoding.entry != "qk":
             return False
         if not isinstance(encoding, Rotary):
@@ -262,7 +268,8 @@ class KVCache:
         allocated = 0 if self._buffers is None else self._buffers.positions.shape[-1]
         if self._buffers is not None and needed <= allocated:
             return
-        # a growing buffer doubles, so that many short calls copy each token a few times only
+        # a growing or sliding buffer doubles, so that many short calls copy each token a few times
+        # only
         allocated = (
             self.capacity if self.kind == "static" and self.capacity else max(needed, 2 * allocated)
         )
@@ -287,7 +294,7 @@ class KVCache:
         """
         capacity: int = self.capacity  # type: ignore[assignment]  # required for sliding
         if not (self.sinks and self.padded):
-            # without padding the sinks are the first tokens of every row
+            # without sinks, or without padding before them, all rows drop the same places
             self.evict(self.sinks, self.sinks + self.size - capacity)
             return
         valid = self.seen.valid
@@ -337,9 +344,9 @@ class KVCache:
         to: Encoding | None = None,
         **lengths: int | Tensor | None,
     ) -> None:
-        """Give every token a new position; keys that are stored rotated (by `encoding`) are
-        re-rotated, under `to` if given. `lengths` are `from_length` and `to_length` of
-        `rotation.rerotate`.
+        """Give every token a new position, [N], [B, N] or [axes, B, N]; keys that are stored
+        rotated (by `encoding`) are re-rotated, by `to` if given. `lengths` are `from_length` and
+        `to_length` of `rotation.rerotate`, for frequencies that depend on the length.
         """
         self._refuse_rerotation(encoding)
         to = encoding if to is None else to
@@ -360,6 +367,7 @@ class KVCache:
         if holds_rotations:
             # an encoding that rotates keys has a rope
             rope, target = encoding.rope, to.rope  # type: ignore[union-attr]
+            # keys with a magnitude, such as YaRN's, get that of the target instead
             options: Any = {"match_magnitude": True, **lengths}
             k = rope.rerotate(seen.k, seen.positions, positions, target, **options)  # type: ignore
         else:
@@ -377,7 +385,7 @@ class KVCache:
                 raise RopeError("by", rule, [by.dtype, list(by.shape)])
             by = by.unsqueeze(-1) if by.ndim else by
         else:
-            integer("by", by, low=-(2**62))
+            integer("by", by, low=-(2**62))  # at most 2^62 on either side of 0
         self.move(seen.positions + by, encoding)
 
     def compact(self, encoding: Encoding) -> None:
@@ -393,7 +401,8 @@ class KVCache:
         self.move(self.seen.positions, encoding, to, **lengths)
 
     def extend(self, other: KVCache, positions: Tensor, encoding: Encoding) -> None:
-        """Append the tokens of another cache at new positions, without running the model again.
+        """Append the tokens of another cache at new positions, without running the model again;
+        `encoding` is that of the keys of both caches.
 
         One cache may store its keys rotated and the other not, unless the frequencies depend on the
         length.
@@ -410,9 +419,9 @@ class KVCache:
         self.append(k, seen.v, positions, seen.valid)
 
     def _keys_from(self, other: KVCache, positions: Tensor, encoding: Encoding) -> Tensor:
-        """Return the keys of another cache as this one stores them, at new positions; raise an
-        error if they would have to be rotated or unrotated with a scaling that depends on the
-        length.
+        """Return the keys of another cache as this one stores them (rotated or not), at new
+        positions. Raise an error if only one of the two caches rotates its keys and the scaling
+        depends on the length.
         """
         k, before = other.seen.k, other.seen.positions
         rotated, wanted = other._holds_rotations(encoding), self._holds_rotations(encoding)
@@ -430,8 +439,8 @@ class KVCache:
         return encoding.rope.unrotate(k, before, key=True)  # type: ignore[union-attr, operator]
 
     def _refuse_rerotation(self, encoding: Encoding, name: str = "encoding") -> None:
-        """Raise an error, which calls the encoding `name`, if the cached keys are stored with their
-        positions and the encoding cannot move them to others.
+        """Raise an error if the cached keys are stored rotated and the encoding cannot move them to
+        other positions; `name` is what the error calls the encoding.
         """
         if self.keeps_rotated(encoding) and (reason := encoding.why_not("rerotate")):
             raise RopeError(

@@ -115,6 +115,7 @@ class Choices:
     sinks: LearnedSinks | None = None
 
     def __post_init__(self) -> None:
+        """Check every field, and that no two of them exclude each other."""
         if self.window is not None:
             integer("window", self.window, low=1)
         number("dropout", self.dropout, low=0, high=1)
@@ -134,8 +135,8 @@ class Choices:
 
     @classmethod
     def given(cls, owner: str, options: Mapping[str, Any], **more: Any) -> Choices:
-        """Return the choices of a layer of class `owner`: the caller's `options`, whose names are
-        checked, and `more`, which the layer itself names.
+        """Return the choices of a layer of class `owner`: the caller's further `options`, whose
+        names are checked, and `more`, the options that are parameters of the layer by name.
         """
         names = [field.name for field in fields(cls)]
         for name, value in options.items():
@@ -155,8 +156,9 @@ class Choices:
         check_remapping(self.remapping, encoding, self.causal)
 
     def softmax_scale(self, encoding: Encoding, head_dim: int) -> float:
-        """Return the factor of the scores for heads of this size; raise an error if the encoding
-        needs the usual one and `scale` is another.
+        """Return the factor of the scores for heads of this size: `scale`, or 1/sqrt(head_dim)
+        times the softmax factor of a rotary encoding's spec. Raise an error if the encoding needs
+        1/sqrt(head_dim) and `scale` is another number.
         """
         default = 1 / math.sqrt(head_dim)
         if self.scale is None:

@@ -52,7 +52,7 @@ def attend_in_documents(
 ) -> Tensor:
     """Return linear attention [B, H, S, Dv] in which a query attends only to its own document.
 
-    features   of q and k, rotated for the numerator and plain for the denominator
+    features   of q and k for the numerator, and q_plain and k_plain for the denominator
     v          the values [B, H, S, Dv]
     documents  [B, S], the number of each token's document
     causal     whether a query attends only to tokens up to itself
@@ -63,7 +63,7 @@ def attend_in_documents(
     # tokens of a document become neighbours and keep their order
     order = documents.argsort(dim=-1, stable=True)
     numbers = documents.gather(-1, order)
-    # the rotated features are for the numerator, the plain ones for the denominator
+    # the order of Features: those of the numerator, then those of the denominator
     q, k, q_plain, k_plain, v = (
         t.take_along_dim(order[:, None, :, None], dim=-2)
         for t in (*features, v.to(features.k.dtype))

@@ -35,11 +35,12 @@ def run(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Visibility, **op
     in_graph = torch.compiler.is_compiling() or (
         torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
     )
+    # a block mask made from mask tensors is for this call alone
     if by_row or band is not None or in_graph:
         block_mask = _block_mask(visible, *sizes)
     else:
         block_mask = _kept_block_mask(visible.causal, visible.window, visible.offset, sizes)
-    attend = compiled()[1]
+    attend = compiled()[1]  # flex_attention
     return attend(
         q, k, v, block_mask=block_mask, scale=scale, enable_gqa=heads != k.shape[1], **options
     )
@@ -48,7 +49,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Visibility, **op
 @cached("block masks of FlexAttention", entries=16)
 def _kept_block_mask(causal: bool, window: int | None, offset: int, sizes: tuple[Any, ...]) -> Any:
     """Return the block mask of a call that has no mask tensors; the layers of a model use the same
-    one.
+    one. `sizes` are the other arguments of `_block_mask`.
     """
     with torch.inference_mode(False):  # a later call may need it for a backward pass
         return _block_mask(Visibility(causal, window, offset=offset), *sizes)
@@ -65,7 +66,8 @@ def _block_mask(
     """Return the block mask of a call; batch or heads are None if all rows or all heads have the
     same mask.
     """
-    # FlexAttention counts the parameters of the function, so it gets one with exactly these four
+    # FlexAttention counts the parameters of the function, so it gets one with exactly these four:
+    # the indices of batch row, head, query and key. compiled()[0] is create_block_mask
     attends = lambda b, h, q, k: visible.at(b, h, q, k)  # noqa: E731
     return compiled()[0](attends, batch, heads, q_len, k_len, device=device)
 

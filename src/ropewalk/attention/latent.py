@@ -33,6 +33,9 @@ class LatentAttention(SoftmaxAttention):
                      that do, and the dims of v
     encoding         a RopeSpec with head_dim = rope_dim, as `rw.from_hf` reads it from a config, or
                      a name that rotates
+    bias             of the projections to the latents and of the output; those from a latent, and
+                     the one full matrix for q, have none
+    length           the longest trained sequence, for an encoding given by a name
     absorbed         True: multiply q by the up-projection instead of the latents, so that keys and
                      values are never formed (fewer operations in a decode step); False: never do
                      so; None: do so in calls with more keys than queries

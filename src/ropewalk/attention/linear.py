@@ -141,8 +141,8 @@ def check_linear(
     state: State | None,
     chunk: int,
 ) -> str | None:
-    """Raise an error for bad arguments; return the name of the feature that the Triton kernels
-    compute for this call: "cosine" or the name of `phi`. None if they have none.
+    """Raise an error for bad arguments of `linear_attention`; return the name of the feature that
+    the Triton kernels compute for this call: "cosine" or the name of `phi`. None if they have none.
     """
     choice("form", form, FORMS)
     if isinstance(phi, str):
@@ -198,7 +198,9 @@ def why_not_triton(
     causal: bool,
     documents: Tensor | None,
 ) -> str | None:
-    """Return why the Triton kernels cannot run this call; None if they can."""
+    """Return why the Triton kernels cannot run this call; None if they can. `feature` is what
+    `check_linear` returns: the name of the feature that they compute, or None.
+    """
     if not causal:
         return "the kernels are causal; a bidirectional pass is two matrix products in torch"
     if documents is not None:
@@ -224,7 +226,12 @@ class _KernelAttention(torch.autograd.Function):
         scale: Tensor | None,
         call: LinearCall,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the output and the state after the last token, both from the kernels."""
+        """Return the output and the sums after the last token, both from the kernels.
+
+        kv_sum, k_sum  the state before the first token: sums over keys of feature x value, of
+                       features
+        scale          a of the form "cosine"; None for the other forms
+        """
         ctx.call = call
         ctx.save_for_backward(q, k, v, kv_sum, k_sum, scale)
         return kernels.run(q, k, v, kv_sum, k_sum, scale, call)
@@ -268,7 +275,7 @@ def identity_rope(head_dim: int) -> Rope:
     """Return a Rope that rotates by 0 everywhere, for linear attention whose positions are added
     elsewhere, or that has none.
     """
-    # a frequency far below 2^-64 turns per step is rounded to 0
+    # only one pair rotates, by a frequency far below 2^-64 turns per step, which is rounded to 0
     return Rope(RopeSpec(head_dim=head_dim, rotary_dim=2, scaling=Linear(factor=1e30)))
 
 
@@ -299,6 +306,12 @@ class LinearAttention(nn.Module):
         out_norm: bool = True,
         chunk: int = CHUNK,
     ) -> None:
+        """Create the projections and the norm of each head's output (none if `out_norm` is False).
+
+        spec         the rotation; None: plain RoPE
+        scale        a of the form "cosine"; None: learned, one for each head
+        phi, chunk   as in `linear_attention`
+        """
         super().__init__()
         self.num_heads, _, self.head_dim = head_sizes(
             model_dim, num_heads, num_kv_heads=None, head_dim=head_dim
@@ -333,8 +346,8 @@ class LinearAttention(nn.Module):
         documents: Tensor | None = None,
         state: State | None = None,
     ) -> tuple[Tensor, State]:
-        """Attend over x [B, S, model_dim]; pass the returned state to the next call to continue the
-        sequence.
+        """Return the output for x [B, S, model_dim] and the state; pass the state to the next call
+        to continue the sequence. Other arguments as in `linear_attention`.
         """
         q, k, v = (
             proj(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)

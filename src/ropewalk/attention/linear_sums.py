@@ -2,7 +2,8 @@
 the backward pass of all calls.
 
 A weight is a dot product of features, so later queries need only two sums over past keys: of key
-feature times value, and of key features.
+feature times value, and of key features. The forms "numerator", "cosine" and "rotated" are those of
+`ropewalk.attention.linear`: which features they have, `make_features` says.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class State(NamedTuple):
 
     kv_sum  [B, H, F, Dv], the sum of (key feature) (value)^T for the numerator; the key features
             are rotated to their absolute positions
-    k_sum   [B, H, F], the sum of key features for the denominator
+    k_sum   [B, H, F], the sum of key features for the denominator: not rotated in the form
+            "numerator", the same features as in kv_sum in the other forms
     count   [B], the number of real tokens so far: by default the position of each row's next token
     """
 

@@ -3,6 +3,8 @@ can be merged.
 
 Memory stays bounded: the plain torch backend forms the scores of a block of queries at a time, the
 other backends those of a tile.
+
+A band limits the keys of a query by groups: low <= q_group - k_group < high, see `masks.Band`.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ def merge(parts: Sequence[Partial], dtype: torch.dtype) -> Tensor:
     without keys gives 0.
     """
     lse = torch.stack([part.lse for part in parts])
-    # weights relative to the highest one; the clamp keeps a query without keys, -inf in all parts,
-    # from becoming NaN
+    # weights relative to the highest one, which cancels out and so needs no gradient; the clamp
+    # keeps a query without keys, -inf in all parts, from becoming NaN
     highest = lse.amax(dim=0).clamp(min=torch.finfo(lse.dtype).min).detach()
     weights = (lse - highest).exp()
     total = weights.sum(dim=0)
@@ -84,6 +86,7 @@ def key_ranges(call: Call, rows: int) -> Tensor:
     visible, band, (q_len, k_len) = call.visible, call.visible.band, call.lengths
     blocks = -(-q_len // rows)
     key = torch.arange(k_len, device=call.q.device)
+    # whether a block may see a key, [B or 1, blocks, keys]
     inside = torch.ones(1, blocks, k_len, dtype=torch.bool, device=key.device)
     if visible.causal:
         # keys up to the last query of the block
@@ -94,7 +97,8 @@ def key_ranges(call: Call, rows: int) -> Tensor:
         q_groups = torch.nn.functional.pad(
             band.q_group.reshape(-1, q_len), (0, blocks * rows - q_len), value=0
         )
-        q_groups[:, q_len:] = q_groups[:, q_len - 1 : q_len]  # the last block may be shorter
+        # the last block may be shorter: the queries that it lacks get the group of the last one
+        q_groups[:, q_len:] = q_groups[:, q_len - 1 : q_len]
         # [B, blocks]
         first_group, last_group = q_groups.unflatten(-1, (blocks, rows)).aminmax(dim=-1)
         k_groups = band.k_group.reshape(-1, 1, k_len)
@@ -136,7 +140,8 @@ def _block(call: Call, start: int, stop: int, first_key: int, stop_key: int) -> 
         scores = (
             scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
         )
-    # the softmax, relative to the highest score; the clamp keeps a row of -inf from becoming NaN
+    # the softmax, relative to the highest score, which cancels out and so needs no gradient; the
+    # clamp keeps a row of -inf from becoming NaN
     top = scores.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min).detach()
     weights = (scores - top).exp()
     total = weights.sum(dim=-1, keepdim=True)
@@ -161,6 +166,7 @@ def flex_why_not(call: Call) -> str | None:
 
 def run_flex(call: Call) -> Partial:
     """Run FlexAttention, which skips the blocks of keys that the masks hide."""
+    # lse is a tensor, or from torch 2.9 on an object that holds it in `lse`
     out, lse = flex.run(call.q, call.k, call.v, call.scale, call.visible, **_with_lse())
     return Partial(out, lse if isinstance(lse, Tensor) else lse.lse)
 
@@ -191,6 +197,7 @@ def run_triton(call: Call) -> Partial:
     """
     visible, band = call.visible, call.visible.band
     assert band is not None  # see triton_why_not
+    # the keys of each block of queries; ROWS is how many queries a block of the kernel has
     ranges = key_ranges(call, banded_attention.ROWS)
     masks = (
         ranges,

@@ -1,5 +1,5 @@
 """Visibility: which keys a query may attend to, by causality, window, documents, padding, a band
-and the caller's mask.
+and the caller's mask. Documents are packed sequences: a query attends only to its own one.
 """
 
 from __future__ import annotations

@@ -119,6 +119,9 @@ class PathAttention(TokenDrivenAttention[PathState]):
         rank: int = 32,
         chunk: int = 64,
     ) -> None:
+        """Create the projections; with fewer `num_kv_heads`, heads share keys, values and
+        reflections. Scores are computed for `chunk` tokens at a time.
+        """
         super().__init__(model_dim, num_heads, num_kv_heads, head_dim)
         self.chunk, width = integer("chunk", chunk, low=1), self.num_kv_heads * self.head_dim
         # the directions w of the reflections, made by two projections of inner width `rank`, and
@@ -126,7 +129,7 @@ class PathAttention(TokenDrivenAttention[PathState]):
         self.w_proj = nn.Sequential(
             nn.Linear(model_dim, rank, bias=False), nn.Linear(rank, width, bias=False)
         )
-        self.w_conv = ShortConv(width, 3)
+        self.w_conv = ShortConv(width, 3)  # over the last three tokens
         self.beta_proj = nn.Linear(model_dim, self.num_kv_heads)
 
     def _attend(

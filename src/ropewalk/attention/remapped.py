@@ -44,6 +44,7 @@ def attend_remapped(
     rotate       returns q or k rotated for one piece
     v            the values [B, Hk, Sk, D]
     q_positions  integers [Sq] or [B, Sq], and k_positions [Sk] or [B, Sk]: where the tokens are
+    scale        the factor on the scores
     visible      the masks of all pieces, to which each piece adds its band
     backend      a name in LSE_BACKENDS, or None
     """
@@ -133,6 +134,7 @@ def remapped_attention(
         `slowdown`.
         """
         x = k if key else q
+        # a spec that is slowed has no scaling, so it needs no length
         if slowdown > 1:
             return rotation.rotate(
                 x, slowed_spec(layer.encoding.rope.spec, slowdown), positions, key=key

@@ -47,6 +47,9 @@ class SelectivePhases(nn.Module):
     def __init__(
         self, model_dim: int, num_heads: int, head_dim: int, *, rank: int = 16, theta: float = 5e5
     ) -> None:
+        """Create the two projections, with `rank` numbers between them, and the convolution; each
+        of `num_heads` has angles of its own.
+        """
         super().__init__()
         if model_dim % num_heads:
             raise RopeError(
@@ -68,6 +71,7 @@ class SelectivePhases(nn.Module):
 
         With an `order`, x is sorted by it; padding takes no step.
         """
+        # the part of x that belongs to each head becomes a unit vector
         normed = F.normalize(x.unflatten(-1, (self.num_heads, -1)), dim=-1).flatten(-2)
         phi, tokens = self.conv(
             self.up(self.down(normed)), None if state is None else state.tokens, order
@@ -75,7 +79,7 @@ class SelectivePhases(nn.Module):
         if order is not None and order.real is not None:
             phi = phi.masked_fill(~order.real.unsqueeze(-1), 0.0)
         phi = phi.unflatten(-1, (self.num_heads, -1)).transpose(1, 2).double()
-        steps = phi * ladder(self.spec).radians.to(x.device)
+        steps = phi * ladder(self.spec).radians.to(x.device)  # phi tau
         angles = steps.cumsum(dim=-2)
         if state is not None:
             angles = angles + state.angles.unsqueeze(-2)
@@ -185,11 +189,15 @@ class SelectiveAttention(TokenDrivenAttention[SelectiveState]):
         form: str = "softmax",
         **phases,
     ) -> None:
+        """Create the layer; `phases` are the options of SelectivePhases. With fewer `num_kv_heads`,
+        heads share keys, values and angles; a decay is each head's own.
+        """
         super().__init__(model_dim, num_heads, num_kv_heads, head_dim)
         self.form = choice("form", form, ("softmax", "linear"))
         self.phases = SelectivePhases(model_dim, self.num_kv_heads, self.head_dim, **phases)
         if form == "linear":
             self.decay_proj = nn.Linear(model_dim, num_heads)
+            # without a denominator the weights do not sum to one, so each head is normed
             self.norm = nn.RMSNorm(self.head_dim, eps=1e-6)
 
     def _attend(

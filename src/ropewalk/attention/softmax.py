@@ -199,7 +199,7 @@ class SoftmaxAttention(nn.Module):
         return_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output of every head [B, H, Sq, D], and the weights if the backend returns
-        them, else None.
+        them, else None. q, k and v are rotated already; `bias` is added to the scores.
         """
         call = self._call(q, k, k if self.shares_values else v, visible, bias, return_weights)
         if self.sinks is None:
@@ -376,6 +376,10 @@ class Attention(SoftmaxAttention):
         length: int = 2048,
         **further: Unpack[FurtherChoices],
     ) -> None:
+        """Create the layer. `bias` is for all four projections if it is a bool, `qk_norm` norms
+        every head of q and k, `length` is the longest trained sequence, for encodings that depend
+        on it, and `further` holds the other fields of `Choices`.
+        """
         heads = head_sizes(model_dim, num_heads, num_kv_heads, head_dim)
         choices = Choices.given(
             type(self).__name__, further, causal=causal, window=window, dropout=dropout
@@ -394,6 +398,7 @@ class Attention(SoftmaxAttention):
         self.k_proj = nn.Linear(model_dim, kv_width, bias=bias.qkv)
         if not self.shares_values:
             self.v_proj = nn.Linear(model_dim, kv_width, bias=bias.qkv)
+        # an encoding may turn each query into several, whose outputs are projected together
         copies = self.encoding.query_copies
         self.o_proj = nn.Linear(copies * width, model_dim, bias=bias.out)
 
@@ -401,7 +406,7 @@ class Attention(SoftmaxAttention):
         q = self.q_norm(self._heads(self.q_proj(x), self.num_heads))
         k = self.k_norm(self._heads(self.k_proj(x), self.num_kv_heads))
         if self.shares_values:
-            return q, k, k[..., :0]
+            return q, k, k[..., :0]  # v is empty: the keys are the values
         return q, k, self._heads(self.v_proj(x), self.num_kv_heads)
 
 

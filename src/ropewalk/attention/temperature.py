@@ -1,5 +1,5 @@
 """The factor that a temperature gives a query by its position, and the module that multiplies
-queries by it.
+queries by it. `ropewalk.temperatures` has the formulas, in which p is the position of the query.
 """
 
 from __future__ import annotations

@@ -24,6 +24,9 @@ class TokenDrivenAttention(nn.Module, Generic[State]):
     def __init__(
         self, model_dim: int, num_heads: int, num_kv_heads: int | None, head_dim: int | None
     ) -> None:
+        """Create the projections; num_kv_heads None: as many as heads, head_dim None: model_dim /
+        num_heads.
+        """
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = head_sizes(
             model_dim, num_heads, num_kv_heads, head_dim

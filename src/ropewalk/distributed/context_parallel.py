@@ -1,5 +1,7 @@
 """torch's context parallel as an engine: plain causal attention over head_tail shards, by fused
 CUDA kernels.
+
+In head_tail shards, rank r of W ranks holds the chunks r and 2W - 1 - r of 2W, as torch expects.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ from ropewalk.distributed.tiles import Masking
 def torch_why_not(
     q: Tensor, k: Tensor, masking: Masking, order: str | Tensor, masks: Iterable[str] = ()
 ) -> str | None:
-    """Return why torch's context parallel cannot run this attention, or None; `masks` names the
-    masks given besides causality.
+    """Return why torch's context parallel cannot run this attention, or None if it can.
+
+    masking  causality, window, scale and the bias on the scores
+    order    as in `ring_attention`: "head_tail", another kind of shards, or an index of each token
+    masks    the names of the other masks that are given, such as "padding"
     """
     if q.device.type != "cuda":
         return f"torch's context parallel needs CUDA, and q is on {q.device.type}"

@@ -7,6 +7,12 @@ heads                    replicated
 tokens                   given and sharded in the same way, since default positions would restart at
                          0 on every rank
 head_dim                 never: it would split pairs
+
+Words of this module:
+  placement   where a tensor lies: Replicate (whole on every rank) or Shard (split along an axis);
+              None for an argument that is no tensor
+  rule        (placements of the outputs, placements of the arguments), one way in which every rank
+              can compute its part alone; DTensor picks one, and moves tensors to fit it
 """
 
 from __future__ import annotations
@@ -65,8 +71,9 @@ def _shard_rows(positions, batch_rows: int):
 
 def _angle_rules(x, positions, length, seq_dim: int) -> list:
     """Return a list of (placement of x, of positions, of length): one for replicated tensors, and
-    one for each axis along which x may be sharded. The placement of what is no tensor is None.
+    one for each axis along which x may be sharded.
     """
+    # the axes of x; None for batch or head if x has no such axis
     seq, batch, head = token_axes(x.ndim, seq_dim)
     replicated = _replicate(positions), _replicate(length)
     rules = [(_replicate(x), *replicated)]
@@ -85,10 +92,8 @@ def _angle_rules(x, positions, length, seq_dim: int) -> list:
 def _rotate_rules(
     x, positions, offset, length, spec, tables, seq_dim, sign, magnitude_power, key
 ) -> list:
-    """Return the rules of `rotate`: a list of (placements of the outputs, placements of the
-    arguments).
-    """
-    others = [None] * 6  # the arguments after `length` are no tensors
+    """Return the rules of `rotate`."""
+    others = [None] * 6  # the arguments after `length` are no tensors, and neither is `offset`
     return [
         ([x_at], [x_at, positions_at, None, length_at, *others])
         for x_at, positions_at, length_at in _angle_rules(x, positions, length, seq_dim)
@@ -105,10 +110,8 @@ def _rotate_inplace_rules(*args) -> list:
 def _rotate_qk_rules(
     q, k, positions, offset, length, spec, tables, seq_dim, sign, magnitude_power
 ) -> list:
-    """Return the rules (placements of outputs, of arguments) of `rotate_qk`: q and k sharded alike,
-    or q alone, by heads.
-    """
-    others = [None] * 5  # the arguments that are no tensors
+    """Return the rules of `rotate_qk`: q and k sharded alike, or q alone, by heads."""
+    others = [None] * 5  # the arguments after `length` are no tensors, and neither is `offset`
     rules = [
         ([x_at, x_at], [x_at, x_at, positions_at, None, length_at, *others])
         for x_at, positions_at, length_at in _angle_rules(q, positions, length, seq_dim)
@@ -124,8 +127,8 @@ def _rotate_qk_rules(
 
 
 def _by_table_rules(x, cos, sin, layout, layout_out, start, seq_dim) -> list:
-    """Return the rules (placements of the outputs, of the arguments) of `rotate_by_table`: tables
-    are sharded as x is, or replicated if the same table is for the whole axis.
+    """Return the rules of `rotate_by_table`: tables are sharded as x is, or replicated if the same
+    table is for the whole axis.
     """
     seq, batch, head = token_axes(x.ndim, seq_dim)
     others = [None] * 4  # the arguments that are no tensors
@@ -139,9 +142,7 @@ def _by_table_rules(x, cos, sin, layout, layout_out, start, seq_dim) -> list:
 
 
 def _cos_sin_rules(positions, length, magnitude_power, spec, tables, dtype, key) -> list:
-    """Return the rules (placements of the outputs, of the arguments) of `cos_sin`: tables are
-    sharded as positions are.
-    """
+    """Return the rules of `cos_sin`: the tables, its outputs, are sharded as positions are."""
     from torch.distributed.tensor import Shard
 
     # positions [S] give tables [S, P]; positions [B, S] or a length per row give [B, S, P]; axes
@@ -152,6 +153,8 @@ def _cos_sin_rules(positions, length, magnitude_power, spec, tables, dtype, key)
     replicated, tokens = _replicate(positions), Shard(token_axis)
     rules = [([replicated, replicated], [replicated, _replicate(length), *others])]
     rules.append(([tokens, tokens], [_shard(positions, -1), _replicate(length), *others]))
+    # by rows, only without a length or with one for each row of positions; with a single length
+    # rows stay whole
     if positions.ndim > 1 and (
         length is None or (per_row and length.shape[0] == positions.shape[-2])
     ):

@@ -4,6 +4,15 @@ Queries stay on their rank; keys and values are sent around the ring. Each step 
 result and its log-sum-exp, and two partial results merge exactly. In backward the gradients of k
 and v travel with them and are back on their own rank after a full round. Scores are materialised
 for one tile of queries and keys at a time.
+
+Words of this module:
+  index       the place of a token in the whole sequence, which causality and window use; positions
+              are used by a bias only
+  tile        some of a rank's queries and some of the keys that are here
+  keys        as a dict: k, v, and where given the positions, documents and padding of one rank's
+              tokens, by name, since all of these travel together
+  source      the rank whose keys these are
+  log_sum     the log-sum-exp of a query's scores over the keys so far
 """
 
 from __future__ import annotations
@@ -200,8 +209,9 @@ def pick_engine(
     masks: Iterable[str] = (),
     name: str | None = None,
 ) -> tuple[str, str]:
-    """Return (engine, why it was taken): the named engine, or without a name torch's if it can run
-    this attention, else ours.
+    """Return (engine, why it was taken): the engine `name`, or without a name torch's if it can run
+    this attention, else ours. `order` is as in `ring_attention`; `masks` are the names of the masks
+    that are given besides causality and window.
     """
     reason = torch_why_not(q, k, masking, order, masks)
     if name is None:
@@ -228,7 +238,8 @@ def ring_forward(
     tile: int = TILE,
 ) -> Tensor:
     """Return the output of `layer` for this rank's tokens x [B, S, model_dim] at `positions`, which
-    attend to the tokens of all ranks; 0 for padding, before the output projection.
+    attend to the tokens of all ranks. The heads of padding give 0, as input of the output
+    projection.
 
     positions  [S], [B, S] or [axes, B, S]; the other arguments are those of `ring_attention`
     """
@@ -270,6 +281,7 @@ def _whole_length(
     length = torch.zeros(positions.shape[:-1], dtype=torch.int64, device=positions.device)
     if positions.shape[-1]:
         length = positions.amax(dim=-1).to(torch.int64) + 1
+    # [axes, B]: the largest of all axes
     length = length.amax(dim=0) if positions.ndim == 3 else length
     dist.all_reduce(length, op=dist.ReduceOp.MAX, group=group)
     return length
@@ -278,8 +290,8 @@ def _whole_length(
 def _tiles(
     call: RingCall, q: Tensor, keys: dict[str, Tensor], source: int
 ) -> Iterator[tuple[slice, slice, Tile]]:
-    """Yield (query slice, key slice, tile) for this rank's queries and the keys of rank `source`;
-    tiles that causality or the window hides completely are skipped.
+    """Yield (query slice, key slice, tile) for this rank's queries and `keys`, which are those of
+    rank `source`; tiles that causality or the window hides completely are skipped.
     """
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
     q_indices, k_indices = call.indices[call.ring.rank], call.indices[source]
@@ -430,6 +442,7 @@ def _tile_grads(
             masking, tile._replace(q=inputs[0], k=inputs[1], v=inputs[2])
         )
     share = (part_log_sum.detach() - log_sum).exp()
+    # the output also depends on part_log_sum, through this share and through the sum of all shares
     log_sum_grad = share * ((grad * part.detach()).sum(dim=-1) - grad_dot_out)
     outputs, grads = (part, part_log_sum), (share.unsqueeze(-1) * grad, log_sum_grad)
     return torch.autograd.grad(

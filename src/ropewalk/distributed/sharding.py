@@ -105,13 +105,15 @@ def exchange_lengths(
     """Return the number of tokens on every rank; raise an error on all ranks if one of `facts`
     differs between ranks.
 
-    Tensors of different sizes would otherwise abort the process or be mixed up. `facts` must have
-    the same keys on every rank.
+    tokens  how many tokens this rank has
+    facts   {name for the error: a number or dtype}, with the same names on every rank. Tensors of
+            different sizes or dtypes would abort the process or be mixed up
     """
     numbers = [
         DTYPES.index(fact) if isinstance(fact, torch.dtype) else int(fact)
         for fact in facts.values()
     ]
+    # gathered by rank, and transposed: for each number, what every rank has
     lengths, *columns = gather(torch.tensor([tokens, *numbers], device=device), group).T.tolist()
     for (name, fact), column in zip(facts.items(), columns, strict=True):
         if len(set(column)) > 1:
@@ -123,8 +125,10 @@ def exchange_lengths(
 
 
 def token_indices(order: str | Tensor, lengths: Sequence[int], ring: Ring) -> tuple[Tensor, ...]:
-    """Return, for each rank, the indices of its tokens in the whole sequence, on the CPU; `lengths`
-    holds the number of tokens of each rank.
+    """Return, for each rank, the indices of its tokens in the whole sequence, on the CPU.
+
+    order    the name of a kind of shards, or the indices of this rank's tokens
+    lengths  the number of tokens of each rank
     """
     if isinstance(order, str):
         if choice("order", order, SHARD_KINDS) == "contiguous":
@@ -138,6 +142,7 @@ def token_indices(order: str | Tensor, lengths: Sequence[int], ring: Ring) -> tu
         return tuple(
             shard_positions(sum(lengths), rank, ring.size, order) for rank in range(ring.size)
         )
+    # gather needs equal shapes, so shorter shards are filled with zeros and cut off again
     filled = F.pad(order.to(torch.int64), (0, max(lengths) - len(order)))
     indices = [
         row[:length] for row, length in zip(gather(filled, ring.group).cpu(), lengths, strict=True)
@@ -167,7 +172,9 @@ def check_order(order: str | Tensor, seq: int) -> None:
 
 
 def order_number(order: str | Tensor) -> int:
-    """Return a number for the kind of order, by which ranks compare it."""
+    """Return a number for the kind of order, by which ranks compare it; all tensors have the same
+    one, because every rank has a tensor of its own.
+    """
     return SHARD_KINDS.index(order) if isinstance(order, str) else len(SHARD_KINDS)
 
 

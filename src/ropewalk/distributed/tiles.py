@@ -1,5 +1,8 @@
 """Attention of one tile of queries to one tile of keys, and the exact merge of two partial
 results.
+
+The index of a token is its place in the whole sequence, which causality and window use; positions
+are used by a bias only.
 """
 
 from __future__ import annotations
@@ -153,6 +156,7 @@ def attend_tile(masking: Masking, tile: Tile) -> tuple[Tensor, Tensor]:
     if empty is not None:
         weights, log_sum = weights.masked_fill(empty, 0.0), log_sum.masked_fill(empty, -math.inf)
     out = (weights.unflatten(1, grouped) @ v.unsqueeze(2)).flatten(1, 2)
+    # a term that some encodings add to the output
     value_term = (
         None if encoding is None else encoding.value_bias(weights, q_positions, k_positions)  # type: ignore
     )  # type: ignore[arg-type]

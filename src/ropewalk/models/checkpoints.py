@@ -1,5 +1,11 @@
-"""Load and save Hugging Face folders and GGUF files, without transformers. No code is run, and every
-size is checked.
+"""Load and save Hugging Face folders and GGUF files, without transformers. No code is run, and
+every size is checked.
+
+Words of this module:
+  state        a model's weights by our names, as of `state_dict`
+  part         one of the tensors, one below the other by rows, that a file may store instead of a
+               whole weight: q, k and v of a packed projection, or each expert's matrix
+  pair layout  which two dims of a head rotate together: (i, i + n) or (2i, 2i + 1)
 """
 
 from __future__ import annotations
@@ -171,7 +177,9 @@ def save(
 
 
 def _save_gguf(model: nn.Module, path: str | os.PathLike[str], tensor_type: str | None) -> None:
-    """Save a Decoder as a GGUF file."""
+    """Save a Decoder as a GGUF file; `tensor_type` as in `save`. Raise an error for another model,
+    and for one whose weights or rotations its config does not describe.
+    """
     config: Any = model.config
     if not isinstance(config, DecoderConfig):
         rule = "must be a Decoder (Llama, Mistral, Qwen 2, Qwen 3) to be written to a GGUF file"
@@ -188,7 +196,9 @@ def _save_gguf(model: nn.Module, path: str | os.PathLike[str], tensor_type: str 
 
 
 def _check_layout(folder: Folder, model_type: str) -> None:
-    """Raise an error if a folder states that its weights have the other pair layout."""
+    """Raise an error if a folder states, in a file that `ropewalk convert` writes or by a flag of
+    its config, that its weights have another pair layout than this model_type has.
+    """
     stated, layout = stated_layout(folder), family_of(model_type).layout
     if stated is not None and stated.layout != layout:
         rule = (

@@ -5,6 +5,13 @@ attention; output product + residual; norm + gate and up products + gate; down p
 With several rows, the two norms are launches of their own, and a product may be another launch than
 the operations before and after it. After the last layer come a norm, the product that gives the
 logits, and a launch that picks the next token and loads its embedding.
+
+Words of this module:
+  row         a sequence of the batch; the step adds one token to each row
+  slot        the place of a token in the cache, numbered through all rows: row * capacity + index
+  invariant   the bits of a row's results depend on that row alone; `models.invariant` computes the
+              prompt so, and an invariant step has kernels with the same sums
+  network     the feed-forward network of a layer
 """
 
 from __future__ import annotations
@@ -121,7 +128,8 @@ class DecodeStep:
 
     def __init__(self, model: Any, rows: int, capacity: int, pointers: tuple[int, ...]) -> None:
         """Allocate the buffers for `rows` rows of at most `capacity` tokens, and capture the graph
-        that uses them.
+        that uses them. `pointers` are the addresses of the model's parameters, which the graph
+        reads.
         """
         config, weight = model.config, model.embed_tokens.weight
         device, dtype = weight.device, weight.dtype
@@ -129,6 +137,7 @@ class DecodeStep:
         shape = (len(model.layers), rows, config.num_kv_heads, capacity, config.head_dim)
         self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         integers: dict[str, Any] = {"dtype": torch.int64, "device": device}
+        # the index of each row's first real token
         self.first_keys = torch.zeros(rows, **integers)
         #: for each slot of the cache, the most likely token after the one in it
         self.tokens = torch.zeros(rows, capacity, **integers)
@@ -141,6 +150,8 @@ class DecodeStep:
         self.workspace = DecodeWorkspace(
             rows,
             *heads,
+            # into how many parts attention divides the keys, and the search for the next token the
+            # logits
             splits=pick_splits(rows, config.num_kv_heads, capacity, device),
             vocabulary_splits=pick_vocabulary_splits(rows, device),
             device=device,
@@ -148,10 +159,12 @@ class DecodeStep:
         self.embedding = weight
         # first the embedding of the latest token; the products of each layer add to it in place
         self.x = weight.new_zeros(rows, config.hidden_size)
+        # `mixed` is the attention output of each head
         self.q, self.mixed = (
             weight.new_empty(rows, config.num_heads, config.head_dim) for _ in range(2)
         )
         self.normed = torch.empty_like(self.x)
+        # the gated product in the middle of a feed-forward network
         self.middle = weight.new_empty(rows, config.intermediate_size)
         self.logits = weight.new_empty(rows, model.head_weight.shape[0])
         self._capture(model)
@@ -185,6 +198,7 @@ class DecodeStep:
         """Run one layer: self.x is its input and becomes its output; k and v are its cache."""
         attention, network = layer.self_attn, layer.mlp
         x, norm = self._normed(self.x, layer.input_layernorm)
+        # in an invariant step x is normed here, and `norm` is None
         if self.invariant:
             self._attend_invariantly(attention, x, k, v)
         else:
@@ -202,10 +216,14 @@ class DecodeStep:
     ) -> None:
         """Write the attention output of each head to `mixed`; keys and values go into the cache.
 
+        x     [rows, hidden], the input of the QKV product; `norm` is applied to it first if given
+        k, v  the cache of this layer, [rows, heads, capacity, head_dim]
+
         Positions, slots and earlier keys were written before this replay, so a kernel may read them
-        before the previous kernel has ended; with many programs attention is faster if it waits.
+        before the previous kernel has ended (`early`); with many programs attention is faster if it
+        waits.
         """
-        # for the kernel, a row of the cache is a page
+        # KVSlots takes pages [pages, page_size, heads, head_dim]; here a page is a row of the cache
         qkv_product(
             x,
             attention.qkv_proj.weight,
@@ -234,7 +252,9 @@ class DecodeStep:
         )
 
     def _attend_invariantly(self, attention: Any, x: Tensor, k: Tensor, v: Tensor) -> None:
-        """Do what `_attend` does with the kernels that also compute a prompt."""
+        """Do what `_attend` does, with the kernels that also compute a prompt, so that a token gets
+        the same bits in either.
+        """
         linear, spec = attention.qkv_proj, plain_spec(attention)
         axes = (spec.num_axes,) if spec.num_axes > 1 else ()
         qk_norm_rope(
@@ -263,9 +283,11 @@ class DecodeStep:
     def _product(
         self, x: Tensor, weight: Tensor, out: Tensor, *, gate: bool = False, **finish: Any
     ) -> None:
-        """Write a product into `out`, by a tile of several rows if the step is invariant; `finish`
-        holds the norm, bias and residual of `launch.product`.
+        """Write a product into `out`; `gate` and `finish`, the norm, bias and residual, are as in
+        `launch.product`.
         """
+        # the tile for one row adds the terms of a sum in another order than a tile of several rows,
+        # so an invariant step uses a tile of several rows for one row too
         tile = None
         if self.invariant:
             tile = invariant_launch.product_tile(
@@ -274,8 +296,9 @@ class DecodeStep:
         launch.product(x, weight, out, gate=gate, tile=tile, **finish)
 
     def _normed(self, x: Tensor, module: Any) -> tuple[Tensor, launch.Norm | None]:
-        """Return (x, norm) for one row, which the kernel of the product norms itself; (normed x,
-        None) for several rows, or if the step is invariant.
+        """Return (x, norm) for one row: the kernel of the product norms x itself. Return
+        (normed x, None) for several rows, and if the step is invariant, since the product then has
+        a tile of several rows, which cannot norm.
         """
         norm = _norm(module)
         if len(x) == 1 and not self.invariant:

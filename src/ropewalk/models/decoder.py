@@ -44,8 +44,9 @@ class DecoderLayer(nn.Module):
         documents: Tensor | None = None,
         cache: KVCache | RunningState | None = None,
     ) -> tuple[Tensor, Routes | None]:
-        """Return the new x [B, S, hidden], and the routes of a mixture of experts or None; other
-        arguments as in `Decoder.forward`, with the cache of this layer.
+        """Return the new x [B, S, hidden], and the routes (which experts each token uses) of a
+        mixture of experts, or None without one. `padding` is True for real tokens; it and the other
+        arguments are as in `Decoder.forward`, with the cache of this layer.
         """
         attention_out = self.self_attn.attend(
             self.input_layernorm(x),
@@ -73,6 +74,9 @@ class Decoder(nn.Module):
     """
 
     def __init__(self, config: DecoderConfig, *, invariant: bool = False) -> None:
+        """Create the model with random weights. `invariant`: the bits of a row's logits depend on
+        that row alone.
+        """
         super().__init__()
         self.config, self.invariant = config, invariant
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -166,8 +170,9 @@ class Decoder(nn.Module):
         balance loss, without materialising all logits.
 
         targets[b, s] is the token that should follow tokens[b, s], or -100 to ignore it. None: the
-        next token of the row; padding, the token before it, and the last token of a row or document
-        are ignored. Other arguments as in `forward`.
+        next token of the row. Then a padding token, the token before one, and the last token of a
+        row or document are ignored. `padding` is True for real tokens; it and the other arguments
+        are as in `forward`.
         """
         if targets is not None:
             check_targets(targets, tokens, self.config.vocab_size)
@@ -218,6 +223,7 @@ class Decoder(nn.Module):
             invariant.check(self, padding, documents, caches)
             for layer, cache in zip(self.layers, layer_caches, strict=True):
                 x = invariant.run_layer(layer, x, positions, padding, cache)
+            # no routes: `check` refuses a model with experts
             return invariant.final_norm(self, x), []
         all_routes: list[Routes] = []
         for layer, cache in zip(self.layers, layer_caches, strict=True):

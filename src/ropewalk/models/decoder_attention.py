@@ -200,7 +200,8 @@ class PackedLinearAttention(PackedAttention):
         **others,
     ) -> Attended:
         """Attend over x [B, S, hidden] as `attend` does; by default positions count each row's real
-        tokens, as in `Attention`. `others` are arguments that only softmax attention has.
+        tokens, as in `Attention`. `others` are arguments that only softmax attention has, such as
+        `mask`; they must be None or False.
         """
         for name, value in others.items():
             if value is not None and value is not False:

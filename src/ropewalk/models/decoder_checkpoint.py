@@ -1,4 +1,12 @@
-"""Decoder checkpoints: configs and weight names of Llama, Mistral, Qwen, SmolLM3 and MiniMind."""
+"""Decoder checkpoints: configs and weight names of Llama, Mistral, Qwen, SmolLM3 and MiniMind.
+
+Words of this module:
+  raw            the contents of a config.json, of which null keys were removed where they mean the
+                 default, and to which the defaults of transformers were added
+  ours, theirs   the name or value of this package, and that of transformers
+  layer types    "full" and "sliding" (only the latest tokens are attended to) are rotated, "nope"
+                 and "nope_sliding" are not; transformers names full_attention and sliding_attention
+"""
 
 from __future__ import annotations
 
@@ -173,14 +181,15 @@ def _flag(raw: Mapping[str, Any], key: str, default: bool) -> bool:
 def _layer_types(
     raw: Mapping[str, Any], model_type: str, layers: int
 ) -> tuple[tuple[str, ...], int | None]:
-    """Return the type of each layer, and the window of the sliding ones (None if no layer is
-    sliding).
+    """Return the type of each of the `layers` layers, and the window of the sliding ones (None if
+    no layer is sliding).
     """
     window = raw.get("sliding_window")
     # a Mistral uses any window that it has; the others only if this key says so
     if model_type not in ("mistral", "ministral3") and not _flag(raw, "use_sliding_window", False):
         window = None
     window = None if window is None else integer("sliding_window", window, low=1)
+    # of these models, only the code of a Qwen 2, a Qwen 3 and a SmolLM3 reads layer_types
     declared = raw.get("layer_types")
     if declared is not None and model_type in ("qwen2", "qwen3", "smollm3"):
         if not isinstance(declared, list | tuple) or len(declared) != layers:
@@ -213,6 +222,7 @@ def _with_nope_layers(raw: Mapping[str, Any], layer_types: tuple[str, ...]) -> t
     they have a window.
     """
     names = {"full": "nope", "sliding": "nope_sliding"}
+    # for each layer, whether it has a rotation
     rotated = [
         spec is not None for spec in layer_specs({**raw, "num_hidden_layers": len(layer_types)})
     ]
@@ -229,16 +239,16 @@ def _encoding(
     """
     by_type = {LAYER_TYPES[name]: spec for name, spec in specs.items() if name in LAYER_TYPES}
     distinct = {by_type[layer_type] for layer_type in layer_types if layer_type in by_type}
-    if not distinct:  # no layer has a type of the specs, so take those that rotate
+    if not distinct:  # all layers are "nope": keep the rotation that the config describes anyway
         distinct = set(specs.values()) - {None}
-    if not any(distinct):  # no layer is rotated
+    if not any(distinct):  # the config describes no rotation
         return "none"
     return distinct.pop() if len(distinct) == 1 else by_type
 
 
 def _experts(raw: Mapping[str, Any], model_type: str, layers: int) -> dict[str, Any]:
-    """Return the config fields of a mixture of experts; empty if the model has none. Raise an error
-    if their number is missing.
+    """Return the config fields of a mixture of experts in a model with `layers` layers; empty if
+    the model has no experts. Raise an error if the number of experts is missing.
     """
     if not ARCHITECTURES[model_type].experts or (
         model_type == "minimind" and not _flag(raw, "use_moe", False)
@@ -264,6 +274,7 @@ def model_type_of(config: DecoderConfig) -> str:
     """Return the transformers model_type closest to this config; `config_to_hf` checks that it can
     express every field.
     """
+    # each field is one that the model types further below do not have
     if config.num_experts:
         return "qwen3_moe"
     if isinstance(config.temperature, FloorLog):
@@ -372,7 +383,7 @@ def _window_keys(config: DecoderConfig, model_type: str) -> dict[str, Any]:
         "sliding_attention" if each.endswith("sliding") else "full_attention"
         for each in config.layer_types  # type: ignore
     ]  # type: ignore[union-attr]
-    # max_window_layers is for readers that do not know layer_types
+    # max_window_layers is for readers that do not know layer_types; 0 makes all layers sliding
     return {"layer_types": names, **keys, "max_window_layers": 0}
 
 
@@ -402,8 +413,9 @@ def name_to_hf(name: str, config: DecoderConfig) -> str:
 
 
 def parts(name: str, config: DecoderConfig) -> dict[str, int]:
-    """Return {name: rows} of the tensors that files store instead of one of our packed weights;
-    empty if it is not packed.
+    """Return {name: rows} of the tensors that files store, one below the other, instead of one of
+    our packed weights: q, k and v, gate and up, or the matrices of all experts. Empty if the weight
+    `name` is not packed.
     """
     # rpartition returns an empty stem if the name does not contain the text; a name in a model
     # starts with "layers.<i>."

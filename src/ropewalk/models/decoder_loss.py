@@ -85,6 +85,7 @@ class _TokenLoss(torch.autograd.Function):
             mask = valid[rows].unsqueeze(-1)
             # an ignored token may be infinite, and 0 times infinity is NaN
             kept = x[rows].masked_fill(~mask, 0.0)
+            # IGNORED is negative and no index, so these targets become 0; their results are masked
             losses, logits_grad = _loss_and_logits_grad(kept, weight, targets[rows].clamp(min=0))
             total = total + (losses * valid[rows]).sum()
             # ignored tokens are masked here, where a row has hidden size, rather than in the logits

@@ -101,7 +101,8 @@ class Experts(nn.Module):
         [T, k].
         """
         if torch.compiler.is_compiling() or not x.shape[0]:
-            # without tokens no expert is chosen, and there is nothing to sort
+            # the sizes below depend on values, which a compiled graph cannot have; without tokens
+            # there is nothing to sort
             return self._run_all(x, weights, chosen)
         count, per_token = self.gate_up_proj.shape[0], chosen.shape[-1]
         # sort all (token, expert) choices by expert, so that each expert runs once, over all of its

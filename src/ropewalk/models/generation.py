@@ -297,8 +297,8 @@ def _graph_opener(
     capacity: int | None,
     graph: bool | None,
 ) -> Callable[[], AbstractContextManager[Any]] | None:
-    """Return a function that opens the decode step for `new` tokens as a CUDA graph; None to decode
-    without a graph. `cache` and `capacity` are those of `steps`.
+    """Return a function that opens the decode step for `new` tokens after the prompt `tokens` [B,
+    S] as a CUDA graph; None to decode without a graph. `cache` and `capacity` are those of `steps`.
 
     graph  True: raise an error if the steps cannot be captured; None: capture them if possible;
            False: never

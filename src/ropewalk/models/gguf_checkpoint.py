@@ -1,4 +1,13 @@
-"""Write a Decoder as a GGUF file, which llama.cpp loads; needs the extra `gguf`."""
+"""Write a Decoder as a GGUF file, which llama.cpp loads; needs the extra `gguf`.
+
+Words of this module:
+  gguf       as a variable, the package that writes the file
+  name       of an architecture of llama.cpp ("llama", "qwen2" or "qwen3"), with which metadata keys
+             begin
+  keys       metadata of the file
+  layout     which dims of a head rotate together: "half" is (i, i + n), which transformers and our
+             weights have, "interleaved" is (2i, 2i + 1), which llama.cpp has for some architectures
+"""
 
 from __future__ import annotations
 
@@ -150,6 +159,7 @@ def _weights(
         written_type = "F32" if len(shape) == 1 else tensor_type or TYPE_OF.get(dtype)
         if written_type is None:
             raise RopeError("tensor_type", f"must be given for weights of {dtype}", None)
+        # how many weights of a row are quantised together; 1 if they are not quantised
         block, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[written_type]]
         if shape[-1] % block:
             rule = (
@@ -157,6 +167,7 @@ def _weights(
                 f"multiple of {block}"
             )
             raise RopeError("tensor_type", rule, written_type)
+        # only the rows of q and k depend on the layout; "half" leaves a weight as it is
         is_rotated = re.search(r"\.[qk]_proj\.", hf_name) is not None
         layout = rope.layout if is_rotated else "half"
         weights[names.get_name(hf_name, (".weight", ".bias"))] = _Weight(
@@ -206,18 +217,23 @@ def _tokenizer_keys(
             return None
         return tokenizer_keys(files.files(files.ids), files.ids, vocab_size)
     except (RopeError, OSError) as error:
+        # a GgufTokenizerFiles has the path in `file`, a FolderTokenizerFiles has it itself
         path = getattr(files, "file", files).path  # type: ignore[union-attr]
         text = f"{path.name}: its tokenizer is not saved ({error})"
+        # 5 levels up is the caller of `save`
         warnings.warn(text, UserWarning, stacklevel=5)
         return None
 
 
 def _check_round_trip(config: DecoderConfig, written: InMemory, spec: RopeSpec) -> None:
-    """Read the metadata back and raise an error for a field that it does not describe."""
+    """Read the metadata `written` back and raise an error for a field of the config that it does
+    not describe. `spec` is the config's rope, which `to_gguf_metadata` has compared already.
+    """
     restored = config_from_hf(config_of(written, spec))
-    for field in ("window", *restored.__dataclass_fields__):  # a window also sets layer_types
+    # the window first: it decides `layer_types` too, and the error shall name the window
+    for field in ("window", *restored.__dataclass_fields__):
         ours, theirs = getattr(config, field), getattr(restored, field)
-        if ours != theirs and field not in ("encoding", *TRAINING):  # the rope was compared before
+        if ours != theirs and field not in ("encoding", *TRAINING):
             rule = f"must be {theirs!r} to be written to a GGUF file as {written.architecture}"
             raise RopeError(field, rule, ours)
 

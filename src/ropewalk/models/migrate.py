@@ -1,5 +1,11 @@
 """Migration: give a trained model another encoding and keep all weights that are not positional,
 for fine-tuning.
+
+Words of this module:
+  positional  a weight inside an encoding, such as learned frequencies or a table of positions
+  role        what a weight is for, one of ROLES; weights of q and k have the roles "query_key" and
+              "attention"
+  policy      a key of FREEZES: it says by role which weights are trained and which are frozen
 """
 
 from __future__ import annotations

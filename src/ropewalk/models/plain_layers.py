@@ -44,8 +44,8 @@ def why_not_layer(layer: nn.Module) -> str | None:
 
 
 def _is_plain_rotary(encoding: Any) -> bool:
-    """Return whether an encoding does nothing but rotate q and k, by frequencies that are not
-    learned.
+    """Return whether an encoding rotates q and k as `Rotary` does, by frequencies that are not
+    learned. A bias that it also adds to the scores is not looked at.
     """
     return (
         isinstance(encoding, Rotary)

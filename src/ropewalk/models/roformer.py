@@ -1,5 +1,7 @@
 """RoFormer: a BERT-shaped encoder (or decoder) with rotary or any other encoding; with learned
 position embeddings it is BERT.
+
+RoFormer v1 has layer norms and biases, v2 has norms without weights and no biases.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from ropewalk.models.roformer_heads import HEADS, LanguageModel, make_norm
 
 def model_encoding(config: RoFormerConfig) -> Encoding:
     """Create the encoding of one layer or of the embeddings; a rotary encoding given by name gets
-    the interleaved layout.
+    the interleaved layout (dims 2i and 2i + 1 rotate together), which RoFormer was trained with.
     """
     encoding = as_encoding(config.encoding, config.sizes)
     if isinstance(encoding, Rotary) and isinstance(config.encoding, str):

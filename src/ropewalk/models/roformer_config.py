@@ -344,7 +344,7 @@ class RoFormerConfig:
         unwritten: dict[str, Any] = {}
         for field in fields(self):
             ours, theirs = getattr(self, field.name), getattr(restored, field.name)
-            # "rope" is this spec, by its name
+            # the spec of a plain RoFormer is read back as the name of the same encoding, "rope"
             if ours == theirs or (
                 field.name == "encoding" and ours == plain_rope(self.head_dim) and theirs == "rope"
             ):

@@ -1,4 +1,9 @@
-"""Heads of a RoFormer: each maps hidden states [B, S, hidden] to its output."""
+"""Heads of a RoFormer: each maps hidden states [B, S, hidden] to its output.
+
+`padding` [B, S] is True for real tokens; None: all are real. `words` are the word embeddings
+[vocab, embedding]; only a language model uses them, as its output matrix if they are tied. RoFormer
+v1 has layer norms and biases, v2 has norms without weights and no biases.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +158,8 @@ class Classification(Head):
 
     def forward(self, hidden: Tensor, padding: Tensor | None, words: Tensor) -> Tensor:
         """Return the logits of the labels, [B, labels], from the hidden state of each row's first
-        real token.
+        real token. With the head_dropout "roformer" there is dropout before the dense layer too, as
+        in transformers' RoFormer; a BERT has none there.
         """
         activation = ACTIVATIONS[self.config.classifier_activation or self.config.activation]
         x = first_token(hidden, padding)
@@ -179,7 +185,9 @@ class MultipleChoice(Head):
     pools: ClassVar[bool] = True
 
     def __init__(self, config: RoFormerConfig) -> None:
-        """Create the layers; those that the config leaves out are identities."""
+        """Create the layers; those that the config leaves out are identities. Only a BERT has
+        dropout in this head.
+        """
         super().__init__(config)
         self.summary = (
             nn.Linear(config.hidden_size, config.hidden_size)

@@ -72,7 +72,9 @@ def qwen_image(
 
 
 def _sizes(name: str, sizes: Sequence[int], axes: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the sizes of one image; raise an error unless there is one for each axis."""
+    """Return the sizes of one image; raise an error unless there is one for each of `axes`. The
+    error calls the argument `name`, and the axes by their names.
+    """
     if not hasattr(sizes, "__len__") or len(sizes) != len(axes):
         raise RopeError(name, f"must be a list of ({', '.join(axes)})", sizes)
     return tuple(integer(name, size, low=1, high=MOST) for size in sizes)

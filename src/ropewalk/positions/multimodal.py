@@ -1,4 +1,11 @@
-"""M-RoPE positions of text with images and videos, in the variants of its models."""
+"""M-RoPE positions of text with images and videos, in the variants of its models.
+
+Words of this module:
+  segment     a Text, an Image or a Video of a row
+  run         the tokens of a segment, or padding; on each axis (time, height, width) their
+              positions are start + (index // stride) % size, see `_Run`
+  grid        the tokens of an Image or a Video: frames, rows and columns
+"""
 
 from __future__ import annotations
 
@@ -177,13 +184,14 @@ def _runs_of(
     row: Sequence[Segment], time_merge: int, merge: int, origin: str, resume: str
 ) -> list[_Run]:
     """Return the runs of one row; each starts after the positions of the one before it. Raise an
-    error for anything but segments.
+    error for anything but segments. The other arguments are as in `multimodal`.
     """
     runs: list[_Run] = []
     first = 0  # the position of the next segment's first token
     for segment in row:
         if isinstance(segment, Text):
             tokens = segment.tokens
+            # each token is one further than the one before it, on all axes
             run = _Run(tokens, (first, first, first), (1, 1, 1), (tokens, tokens, tokens))
             first += tokens
         elif not isinstance(segment, Image | Video):
@@ -202,9 +210,10 @@ def _runs_of(
 
 def _grid_run(segment: Image | Video, first: int, time_merge: int, merge: int, origin: str) -> _Run:
     """Return the run of tokens of an image or a video that begins at position `first`; `origin`
-    places its rows and columns. Raise an error if its sides are no multiples of the merged blocks.
+    ("start", "zero" or "time", see `multimodal`) places its rows and columns. Raise an error if its
+    sides are no multiples of the merged blocks.
     """
-    if isinstance(segment, Image):
+    if isinstance(segment, Image):  # a single frame, so there are none to merge
         frames, interval, time_merge = 1, 1.0, 1
     else:
         frames, interval = segment.frames, segment.interval
@@ -219,8 +228,12 @@ def _grid_run(segment: Image | Video, first: int, time_merge: int, merge: int, o
         segment.height // merge,
         segment.width // merge,
     )
+    # with the origin "time" rows and columns are centred around the time of their frame: here that
+    # of the first one, to which the run then adds the step along time
     centred = (first - (h - 1) // 2, first - (w - 1) // 2)
     first_row, first_column = {"start": (first, first), "zero": (0, 0), "time": centred}[origin]
+    # how many tokens; then for (time, height, width): the start, after how many tokens the position
+    # grows, and after how many steps it begins again
     return _Run(
         t * h * w,
         (first, first_row, first_column),
@@ -235,8 +248,8 @@ def _positions_of_runs(runs: list[_Run], total: int, device: Device) -> Int[Tens
     """Return the position of every token of `runs`, which are `total` tokens in all, with a fixed
     number of operations, whatever the number of runs.
     """
-    # a table with one row per run is copied to the device once; every token then looks up the row
-    # of its run
+    # a table with a row of 11 numbers for each run is copied to the device once; every token then
+    # looks up the row of its run
     numbers = [
         [run.tokens, run.follows_time, *run.starts, *run.strides, *run.sizes] for run in runs
     ]

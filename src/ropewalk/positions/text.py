@@ -28,7 +28,7 @@ def consecutive(
                 "device", f"must be the device of offset, {offset.device}, or left out", str(device)
             )
         return offset.to(torch.int64).unsqueeze(-1) + torch.arange(seq, device=offset.device)
-    integer("offset", offset, low=-(2**62))
+    integer("offset", offset, low=-(2**62))  # at most 2^62 on either side of 0
     return torch.arange(offset, offset + seq, device=device)
 
 
