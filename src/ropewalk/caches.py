@@ -28,6 +28,8 @@ class CacheInfo(NamedTuple):
 
 
 class _Registered(Protocol):
+    """What `cache_infos` and `clear_caches` need of a cache."""
+
     def info(self) -> CacheInfo: ...
 
     def clear(self) -> None: ...
@@ -98,7 +100,7 @@ class Cache(dict):
             self.name,
             len(self),
             self.most_entries,
-            self.bytes if self.most_bytes else None,
+            self.bytes if self.most_bytes else None,  # without a bound, `keep` gets no sizes
             self.most_bytes,
         )
 

@@ -40,8 +40,8 @@ Level = np.ndarray
 
 
 def check_spec(spec: RopeSpec, length: int | None) -> int | None:
-    """Refuse specs whose cos and sin tables of digits cannot give; return the checked length if the
-    scaling depends on the length, else None.
+    """Raise an error if tables of digits cannot give the cos and sin of a spec; return the checked
+    length if the scaling depends on the length, else None.
     """
     if spec.learned or spec.fractional:
         raise RopeError(
@@ -77,7 +77,7 @@ def check_spec(spec: RopeSpec, length: int | None) -> int | None:
 @dataclass(frozen=True)
 class Float32Numbers(FloatNumbers):
     """The operations of formulas over NumPy in float32, in the order in which transformers runs
-    them; lengths are plain integers.
+    them; lengths are plain integers. `frequencies.decimals.DecimalNumbers` says what each one does.
     """
 
     def vector(self, values: Sequence[float]) -> np.ndarray:
@@ -284,9 +284,11 @@ def rotate(
 ) -> Any:
     """Return q and k [..., S, H, D] rotated by their tokens' angles; q alone if k is None.
 
-    xp       the array library's module: jax.numpy or mlx.core
-    barrier  is applied to cos and sin before they are used; it may keep a compiler from computing
-             them again for each head
+    xp         the array library's module: jax.numpy or mlx.core
+    positions  integers, see `check_shapes`; None: 0, 1, 2, ... on every axis
+    length     that of the sequences; needed only by length-dependent scalings
+    barrier    is applied to cos and sin before they are used; it may keep a compiler from computing
+               them again for each head
     """
     length = check_spec(spec, length)
     if positions is None:
@@ -327,6 +329,7 @@ def check_shapes(q: Any, k: Any, positions: Any, spec: RopeSpec) -> None:
                 "positions", f"must be [{spec.num_axes} axes, ...] for this spec", shape
             )
         shape = shape[1:]
+    # from here on `shape` has no axes; it must be the last of the tokens' dimensions
     if not shape or len(shape) > len(tokens) or tokens[-len(shape) :] != shape:
         raise RopeError(
             "positions",

@@ -271,7 +271,8 @@ class RotaryEmbedding(nn.Module):
         if not self.use_xpos:
             rotated = self.rotate_queries_or_keys(q, seq_dim, start + offset)
             return rotated, self.rotate_queries_or_keys(k, seq_dim)
-        # the multipliers do not follow `offset`, as in the original
+        # `steps` are the positions of the keys. The multipliers of xPos do not follow `offset`, as in
+        # the original
         steps = self.get_seq_pos(k_len, k.device, torch.float64)
         multipliers = self._xpos_multipliers(steps, k_len // 2)
         rotated = self._rotate(
