@@ -169,6 +169,7 @@ def _check_tokens(tokens: Tensor, model: Any) -> None:
     counts = _vocabulary(model)
     if not counts or not tokens.numel():
         return
+    # tokens must be in both vocabularies, that of the input and that of the output
     count, low, high = min(counts), int(tokens.min()), int(tokens.max())
     if low < 0 or high >= count:
         rule = f"must have tokens from 0 to {count - 1}, those of the model's vocabulary"

@@ -60,7 +60,7 @@ class Reader:
         """
         tokens = torch.arange(5, device=self.device)[None] % self.vocab_size
         logits = self.model(tokens)
-        logits = getattr(logits, "logits", logits)
+        logits = getattr(logits, "logits", logits)  # transformers returns an object that holds them
         if not bool(torch.isfinite(logits).all()):
             rule = "must have finite logits; its weights or its dtype give NaN or infinity"
             raise RopeError("model", rule, type(self.model).__name__)

@@ -3,6 +3,8 @@ frequencies and the cost of a rope chosen on the page.
 
 The standard library and the definition alone: the same file runs in the browser and behind
 `ropewalk explore`.
+
+A request is a JSON object; `asked` is that object, whose keys the page sets.
 """
 
 from __future__ import annotations
@@ -237,7 +239,9 @@ def known_models() -> dict[str, str]:
 
 
 def _published(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of a row of published models."""
+    """Return the config of a row of published models, with the first of its model types, lengths
+    and thetas.
+    """
     model_type = row["model_types"][0]
     config = {
         "model_type": model_type,
@@ -253,6 +257,7 @@ def _published(row: Mapping[str, Any]) -> dict[str, Any]:
         "use_parallel_residual": row.get("use_parallel_residual"),
     }
     family = family_of(model_type)
+    # a family with several axes needs to be told how many pairs each has
     if family.sections and "scaling" not in row:
         config["rope_scaling"] = {"rope_type": "default", "mrope_section": list(family.sections)}
         if family.axis_order == "interleaved":

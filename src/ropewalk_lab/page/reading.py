@@ -269,6 +269,7 @@ def _read(model: LoadedModel, request: ReadingRequest, report: Report) -> Readin
         written = _write(model, text.tokens[: -text.answer], positions[: -text.answer], done)
     losses = F.cross_entropy(output.logits[0, :-1].float(), tokens[0, 1:], reduction="none")
     stacked = np.stack([maps[layer] for layer in range(model.layers)])
+    # the row or column of the maps that a token is pooled into
     block = lambda place: place * stacked.shape[-1] // len(text.tokens)  # noqa: E731 - one line
     places = block(max(text.stated - 1, 0)), block(text.asked)
     return Reading(positions.numpy(), losses.numpy(), stacked, text.answer, *places, written)
@@ -290,7 +291,7 @@ def _write(
             past_key_values=cache,
             use_cache=True,
         )
-        cache = output.past_key_values
+        cache = output.past_key_values  # so that each step reads only the token written last
         written.append(int(output.logits[0, -1].argmax()))
         step, places = torch.tensor([[written[-1]]]), torch.tensor([[last + 1 + count]])
         done(count + 1)

@@ -197,6 +197,7 @@ class _Headers:
                 policy = {"Content-Security-Policy": POLICY} | HEADERS
                 message["headers"] = [
                     *message["headers"],
+                    # an answer that has one of them, such as the report's policy, keeps its own
                     *(
                         (name.lower().encode(), value.encode())
                         for name, value in policy.items()
