@@ -54,6 +54,9 @@ class Cache(dict):
     def __init__(
         self, name: str, *, entries: int, bytes: int | None = None, points_into: Cache | None = None
     ) -> None:
+        """Make an empty cache, which `cache_infos` lists by `name`. `entries` and `bytes` are its
+        bounds; `points_into` is the cache into whose memory its entries point.
+        """
         super().__init__()
         self.name, self.most_entries, self.most_bytes = name, entries, bytes
         self.bytes = 0  # the sum of `_sizes`

@@ -125,10 +125,11 @@ def float32_radians(spec: RopeSpec, length: int | None = None) -> list[float]:
 
 def steps_of(spec: RopeSpec, length: int | None) -> tuple[int, ...]:
     """Return the phase step of each pair along its own axis: its frequency as a 64-bit fraction of
-    a turn.
+    a turn. `length` is that of the sequence, or None if the scaling does not depend on it.
     """
     if spec.precision == "exact":
         return tuple(phase_steps(spec.ladder_frequencies(length).digits))
+    # the other precision with exact angles, "hf_frequencies"
     return tuple(phase_steps(float32_radians(spec, length)))
 
 
@@ -200,7 +201,7 @@ def integers(xp: Any, positions: Any) -> Any:
     converted = array(xp, given)
     if not xp.issubdtype(converted.dtype, xp.integer):
         raise RopeError("positions", "must be integers", str(converted.dtype))
-    # JAX without its 64-bit numbers turns 64 bits into 32
+    # JAX without its 64-bit numbers turns 64 bits into 32; an array of its own has had 32 before
     if isinstance(given, np.ndarray) and given.size and "64" not in str(converted.dtype):
         limits = np.iinfo(np.uint32 if "uint32" in str(converted.dtype) else np.int32)
         least, most = int(given.min()), int(given.max())

@@ -69,6 +69,9 @@ class Rope(nn.Module):
         return super().__new__(cls)  # type: ignore
 
     def __init__(self, spec: RopeSpec, *, backend: str | None = None, tables: str = "auto") -> None:
+        """Check and keep the arguments; `backend` names the kernels, `tables` which cos and sin are
+        kept between calls.
+        """
         super().__init__()
         if not isinstance(spec, RopeSpec):
             raise RopeError(
@@ -284,7 +287,7 @@ class LearnedRope(Rope):
             with torch.no_grad():
                 self.mixed.copy_(mixed_start(self.spec.axes))
         else:
-            nn.init.zeros_(self.log_scale)
+            nn.init.zeros_(self.log_scale)  # exp(0) = 1: the frequencies of the spec
 
     def rotate(
         self, x: Inexact[Tensor, "... D"], positions: Shaped[Tensor, "..."] | None = None, **options

@@ -165,8 +165,8 @@ def cos_sin(
 
 
 def _per_pair(cached: Tables, positions: Tensor) -> Tensor:
-    """Return the coordinate of each pair's axis: [..., S, pairs], or [..., S, 1] where there is one
-    axis.
+    """Return the coordinate of each pair's axis, [..., S, pairs], from positions [axes, ..., S]; for
+    a spec with one axis [..., S, 1] from [..., S]. `cached` are the tables of the spec.
     """
     if not positions.is_floating_point():
         positions = positions.to(torch.int64)

@@ -212,7 +212,7 @@ def _run_command(path: str, function: Callable[..., None], words: list[str], exa
     """Read the words that follow a command, and call its function."""
     taken, values = parameters(function), {}
     try:
-        with _MissingPackage(path.split(" ", 1)[1]):
+        with _MissingPackage(path.split(" ", 1)[1]):  # the path without "ropewalk"
             values = read(words, taken)
             function(**values)
     except HelpAsked:

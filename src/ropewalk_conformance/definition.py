@@ -643,7 +643,7 @@ def permuted(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -
     """
     kind = (wrong or {}).get("permute")
     rows, heads = given["weight"], given["heads"]
-    if kind == "other_heads":
+    if kind == "other_heads":  # twice as many heads of half the width
         heads = heads * 2 if len(rows) % (heads * 2) == 0 else heads
     head_dim = len(rows) // heads
     start, d = rope["rotary_start"], rope["rotary_dim"]

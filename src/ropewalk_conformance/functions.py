@@ -14,7 +14,8 @@ Words of this module:
              model's config and as `definition` reads it; "inv_freq" has the frequencies and
              "attention_factor" the magnitude; "rotation", "attention", "move" and "permute" have the
              vectors and results of one kind; "positions", [batch][tokens] or [axes][batch][tokens];
-             "before", if it is there, is another config that the function is called with first
+             "before", if it is there, is another config that the function is called with first;
+             "part" the part of the model and "shards" the number of ranks that the tokens are on
   tolerance  {"absolute", "relative", "per_radian"}: errors that are allowed in a number, per unit of
              its size, and for every radian of an angle, which float32 rounds
   ROUNDING   the rounding error of a coarse type, which is added; 0 for float32 and finer ones

@@ -252,6 +252,7 @@ def _after_another(
     `differences` are all results that differ, `right` those that do not.
 
     A mistake that also occurs without the other call explains it better than a stale table does.
+    Mistakes that are limited to groups are left out of these: they may be about just such calls.
     """
     always = [
         mistake

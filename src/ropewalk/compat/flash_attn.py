@@ -171,6 +171,10 @@ class RotaryEmbedding(nn.Module):
         *,
         xpos_center: int | None = None,
     ) -> None:
+        """Keep the settings of the first `dim` dimensions of a head. `scale_base` and `xpos_center`
+        are those of xPos; without a `scale_base` there is none. `device` is ignored, because no
+        tensor is made.
+        """
         super().__init__()
         if not pos_idx_in_fp32:
             raise RopeError(

@@ -131,6 +131,18 @@ class RotaryEmbedding(nn.Module):
         cache_if_possible: bool = True,
         cache_max_seq_len: int = 8192,
     ) -> None:
+        """Take the arguments of the original.
+
+        dim                   how many dimensions rotate with the frequencies "lang" or "pixel"
+        custom_freqs          the frequencies [pairs], in place of those that `freqs_for` names
+        freqs_for             "lang": the powers of `theta`; "pixel": from pi to pi / 2 * max_freq;
+                              "constant": `num_freqs` times 1
+        use_xpos              xPos with the base `xpos_scale_base`
+        interpolate_factor    positions are divided by it
+        theta_rescale_factor  how many times longer the context becomes by a larger theta (NTK)
+        seq_before_head_dim   tensors are [..., S, H, D], not [..., S, D]
+        cache_...             ignored
+        """
         super().__init__()
         integer("dim", dim, low=2)
         self.dim, self.freqs_for = dim, choice("freqs_for", freqs_for, FREQS_FOR)
@@ -357,8 +369,8 @@ class RotaryEmbedding(nn.Module):
         ) / (1.4 * self.dim)
 
     def _xpos_multipliers(self, positions: Tensor, center: int) -> Tensor:
-        """Return zeta^((position - center) / scale_base) [S, P]: queries are multiplied by it, keys
-        divided.
+        """Return xPos's multipliers zeta^((position - center) / scale_base) [S, P], where zeta is the
+        base of each pair: queries are multiplied by them, keys divided.
         """
         return self._zeta().to(positions.device) ** (
             (positions - center) / self.scale_base

@@ -10,7 +10,8 @@ Words of this module:
                 under names that end with "_outside"
   specs         {layer type: its spec, or None if it does not rotate}; `read_specs(config, "exact")`
                 reads them with exact frequencies
-  limit         the longest sequence that an engine is started for
+  limit         the longest sequence that an engine is started for; None: its own default
+  length        tokens of the longest sequence of a batch; None: not given
   release       one release of an engine with its rules, a `Release`
   reading       what the rules say that an engine computes for a case, an `EngineReading`
   problem       why there is no result: "refused: ..." or "not known: ..."
@@ -298,6 +299,9 @@ class _Question:
         length: int | None,
         releases: Mapping[str, Release],
     ) -> None:
+        """Read a config; one that `from_hf` refuses is read as most engines take it. `limit` and
+        `length` are those that the caller of `audit` gave.
+        """
         self.length = length
         self.original, self.limit, self.releases = text, limit, releases
         self.why: list[str] = []
@@ -378,7 +382,7 @@ class _Question:
             """Return what the rules say about a config that `from_hf` reads."""
             try:
                 cases = self.cases_of(config, read_specs(config, "exact")[0])
-            except RopeError as error:
+            except RopeError as error:  # it has a fault that no reason is about
                 return failed(f"not known: {error}")
             if layer_type not in cases:
                 return failed("not known: another set of layer types")
@@ -389,6 +393,7 @@ class _Question:
             one, other = reading_of(first), reading_of(second)
             return (one.problem, one.frequencies()) == (other.problem, other.frequencies())
 
+        # for `take`, the config without the keys that no reason is about
         original, left_out = self.original, ""
         if self.left_out:
             original, _ = readable(original, self.left_out)

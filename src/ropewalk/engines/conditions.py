@@ -211,7 +211,7 @@ def _in_another_order(case: ServedLayer) -> bool:
     layers, or with other names than those of full and sliding attention.
     """
     types = case.config.get("layer_types")
-    if not isinstance(types, list):
+    if not isinstance(types, list):  # absent or null, the class makes them; anything else is wrong
         return types is not None
     layers = case.config.get("num_hidden_layers") or len(types)
     return len(types) != layers or bool({*types} - {"full_attention", "sliding_attention"})

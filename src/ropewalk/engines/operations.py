@@ -595,7 +595,8 @@ def _factor_of_length(release: Release, case: ServedLayer) -> Any:
     it serves, as the config writes it, which may be no number. The table `length` of its rules file
     says how.
 
-    multiplied   "never", "by the only rope" or "by the last rope": the last layer type with a factor
+    multiplied   "never"; "by the only rope", if it is one of those that `_is_read` describes; or "by
+                 the last rope": that of the last layer type with a factor
     not_family   model types whose length is not multiplied; `not_types`: scalings that are not
                  counted
     null_is_one  a factor of null counts as 1

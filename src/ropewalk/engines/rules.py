@@ -12,6 +12,8 @@ Words of this module:
   case      one layer type of a config and how it is served, a `ServedLayer`
   reading   what the engine computes for a case as far as the rows have applied, an `EngineReading`
   problem   why a reading has no result: "refused: ..." or "not known: ..."
+  part      the name of a group of rows that other engines may apply by themselves; WHOLE is that of
+            rows about what a config class refuses
   reason    why `from_hf` refuses a config, one of REASONS in unread.py
   releases  {engine: its release}, for rows that apply the rules of another engine
 """

@@ -230,7 +230,9 @@ def _theta_instead(config: Config, theta: float) -> Config:
 
 
 def _fraction_instead(config: Config, other: Config) -> Config:
-    """Return the config with another fraction, or none, wherever it is above 1."""
+    """Return the config with another fraction wherever it is above 1; `other` is the new entry
+    {"partial_rotary_factor": fraction}, or {} for none.
+    """
 
     def change(place: Config) -> Config:
         without_it = without("partial_rotary_factor")(place)
@@ -244,7 +246,9 @@ def _complete(config: Config) -> Config:
     pairs = pairs_of(config)
 
     def fill(rope: Config) -> Config:
-        """Return a rope with a possible value for each number that it lacks."""
+        """Return a rope with a possible value for each number that it lacks, for Llama 3 also for
+        the BANDS, its two frequency factors.
+        """
         needed = (
             *NEEDED.get(str(name_of(rope)), ()),
             *(BANDS if name_of(rope) == "llama3" else ()),

@@ -260,7 +260,9 @@ def choose(
     ] or list(scores)
 
     def order(name: str) -> tuple:
-        """Return the sort key of a method: the best one has the smallest."""
+        """Return the sort key of a method, the smallest for the best one: its largest shortfall, the
+        sum of its shortfalls, and its pass keys and its loss beyond the trained length.
+        """
         shortfalls = _shortfalls(
             scores[name], [each for other, each in scores.items() if other != name]
         )
@@ -292,6 +294,7 @@ def _reason(scores: Scores, others: Mapping[str, Scores]) -> str:
         if measure not in scores:
             continue
         score = scores[measure]
+        # a single value has no error; values of pass keys are shares missed, the text says those found
         error = score.error if score.values.size > 1 else math.nan
         if measure.endswith("keys"):
             value = with_error(1 - score.mean, error, ".0%", ".0%")

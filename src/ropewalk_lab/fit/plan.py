@@ -45,6 +45,7 @@ class Samples:
     bands         of positions, the last ends at `to`
     passkeys      (length, depth) of every pass key
     encode        text -> tokens, for pass keys; None: there are none
+    seed          of the pass keys and of the search
     spare         a window [to] for the search of LongRoPE's factors, which no method is measured
                   on; None without a search
     """

@@ -35,6 +35,9 @@ class Reader:
     def __init__(
         self, model: Any, kernels: str = "the model's own", attention: str = "the model's own"
     ) -> None:
+        """Find the parts of the model; `kernels` and `attention` are whose code rotates and computes
+        attention, for the report.
+        """
         if isinstance(model, Decoder):
             self.hidden: Callable[[Tensor], Tensor] = model.features
             self.head: Callable[[Tensor], Tensor] = lambda x: F.linear(x, model.head_weight)

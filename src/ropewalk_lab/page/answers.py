@@ -82,7 +82,7 @@ def _gguf(text: str) -> InMemory | None:
     """Return the metadata of a GGUF file if the text holds one under GGUF, else None."""
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # `doctor` reports it
         return None
     if not isinstance(found, dict) or not isinstance(found.get(GGUF), dict):
         return None
@@ -180,7 +180,7 @@ def _audit(asked: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("radians", "axis_of_pair"):
             del row[name]
         row["title"] = ENGINES[finding.engine].title
-        row["reference"] = finding.engine == "hf"
+        row["reference"] = finding.engine == "hf"  # transformers
         rows.append(row)
     return {"model_type": found.model_type, "findings": rows, "corrected": corrected}
 
@@ -190,6 +190,7 @@ def _spec(asked: Mapping[str, Any]) -> tuple[RopeSpec, int]:
     name, served = asked.get("scaling"), integer("served", asked.get("served"), low=1)
     given = {field: asked[field] for field in SCALING_FIELDS.get(str(name), ()) if field in asked}
     scaling = SCALINGS[choice("scaling", name, SCALINGS)](**given)
+    # RopeSpec checks both
     head_dim, theta = asked.get("head_dim"), asked.get("theta")
     return RopeSpec(head_dim, theta=theta, scaling=scaling), served  # type: ignore[arg-type]
 

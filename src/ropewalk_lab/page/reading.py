@@ -133,7 +133,7 @@ def _file_times(name: str) -> tuple[int, ...]:
     """Return when each weight file of a model was written, in ns; raise an error if the files are
     missing or too large.
     """
-    if name == TINY:
+    if name == TINY:  # a random model, which has no files
         return ()
     path = find_fetched(name)
     if not path.exists():
