@@ -192,6 +192,7 @@ class RotaryEmbedding(nn.Module):
             number("theta_rescale_factor", rescale, above=0),
             self.dim,
         )
+        # as in the original, the last dimension of an odd `dim` has no frequency
         return 1.0 / periods(self.dim, base, TorchNumbers(torch.float32))[: self.dim // 2]
 
     def __getattr__(self, name: str) -> Any:

@@ -395,6 +395,7 @@ def _pictures(out: Path) -> tuple[list[Path], str | None]:
         return [], "no pictures: matplotlib is missing; run: pip install 'ropewalk[lab]'"
     from ropewalk_lab import plots, selfcheck
 
+    # the clocks are the 6 pairs of a head of 12 dimensions, at four positions
     figures = {
         "precision": plots.precision_lines(selfcheck.precision_curves(points=25, width=4)),
         "clocks": plots.clock_faces(rw.RopeSpec(12).frequencies().radians, (0, 1, 4, 64)),

@@ -164,7 +164,8 @@ def _open(source: tuple[str, tuple[int, ...]]) -> LoadedModel:
     layers = _layers(model)
     # the other implementations do not return their weights
     model.set_attn_implementation("eager")  # type: ignore[operator]
-    # layers may have different numbers of heads; the view offers those that all have
+    # layers may have different numbers of heads; the view offers those that all have. A pass over
+    # any two tokens tells them
     head_counts: list[int] = []
     with (
         _attention_hooks(layers, lambda _, weights: head_counts.append(weights.shape[1])),
