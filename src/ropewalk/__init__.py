@@ -88,9 +88,9 @@ def __getattr__(name: str) -> Any:
     """Return a public name from its module, or a submodule; both are imported at first use."""
     if name in _MODULE_OF:
         value = getattr(importlib.import_module(_MODULE_OF[name]), name)
-        globals()[name] = value
+        globals()[name] = value  # from now on Python finds it without this function
         return value
-    if not name.startswith("_"):
+    if not name.startswith("_"):  # Python asks for names such as __path__, which are no submodules
         module = f"{__name__}.{name}"
         try:
             return importlib.import_module(module)

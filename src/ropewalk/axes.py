@@ -104,6 +104,7 @@ class MixedAxes:
         put("num_heads", integer("num_heads", self.num_heads, low=1, high=65536))
         put("pairs", integer("pairs", self.pairs, low=2, high=32768))
         put("seed", integer("seed", self.seed, low=0))
+        # a smaller theta gives frequencies that no float32 holds
         put("theta", number("theta", self.theta, low=1e-30))
         if self.pairs % 2:
             rule = (
@@ -205,6 +206,7 @@ class GoldenAxes:
             length = math.hypot(*point)
             return tuple(coordinate / length for coordinate in point)
 
+        # + 1: point 0 is a corner of the cube, for which inv_cdf has no value
         return tuple(
             tuple(direction(head * self.pairs + pair + 1) for pair in range(self.pairs))
             for head in range(self.num_heads)
@@ -248,6 +250,7 @@ def interleaved(sections: Sequence[int]) -> AxisMap:
     time, height, width = _checked_sections(sections, exactly=3)
     # at first all pairs use time; then height takes pairs 1, 4, 7, ... and width 2, 5, 8, ...
     axes = [0] * (time + height + width)
+    # a section that is too long for its places ends with them, and is refused below
     axes[1 : 3 * height : 3] = [1] * len(axes[1 : 3 * height : 3])
     axes[2 : 3 * width : 3] = [2] * len(axes[2 : 3 * width : 3])
     if axes.count(1) != height or axes.count(2) != width:

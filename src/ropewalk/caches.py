@@ -28,6 +28,8 @@ class CacheInfo(NamedTuple):
 
 
 class _Registered(Protocol):
+    """What `cache_infos` and `clear_caches` need of a cache."""
+
     def info(self) -> CacheInfo: ...
 
     def clear(self) -> None: ...
@@ -52,6 +54,9 @@ class Cache(dict):
     def __init__(
         self, name: str, *, entries: int, bytes: int | None = None, points_into: Cache | None = None
     ) -> None:
+        """Make an empty cache, which `cache_infos` lists by `name`. `entries` and `bytes` are its
+        bounds; `points_into` is the cache into whose memory its entries point.
+        """
         super().__init__()
         self.name, self.most_entries, self.most_bytes = name, entries, bytes
         self.bytes = 0  # the sum of `_sizes`
@@ -98,7 +103,7 @@ class Cache(dict):
             self.name,
             len(self),
             self.most_entries,
-            self.bytes if self.most_bytes else None,
+            self.bytes if self.most_bytes else None,  # without a bound, `keep` gets no sizes
             self.most_bytes,
         )
 

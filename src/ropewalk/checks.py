@@ -75,8 +75,13 @@ def request_for_tokens(
     device: torch.device,
     tables: str = "auto",
 ) -> Request:
-    """Return the Request for `batch` rows of `seq` tokens along axis `seq_dim`, its positions and
-    length checked.
+    """Return the Request for `batch` rows of `seq` tokens on a device, its positions and length
+    checked.
+
+    seq_dim  the axis of the tokens, as a negative number; only stored
+    device   that of the tensors, on which the positions must be too
+
+    The other arguments are those of `make_request`.
     """
     if isinstance(offset, Tensor):
         if positions is not None:
@@ -108,6 +113,7 @@ def request_for_tokens(
             None,
         )
     elif spec.num_axes > 1:
+        # tokens of text: without positions the offset is that of every axis
         positions, offset = (
             _same_on_all_axes(torch.arange(offset, offset + seq, device=device), spec),
             0,
@@ -296,7 +302,7 @@ def _can_sum_to(distance: int, steps: list[tuple[int, int, int]]) -> bool:
     low = sum(later_stride * later_least for later_stride, later_least, _ in later)
     high = sum(later_stride * later_most for later_stride, _, later_most in later)
     # the counts for which the later steps can make up the difference: low <= distance - stride *
-    # count <= high
+    # count <= high. Both bounds are divided by the stride, the lower one rounded up by -(-a // b)
     counts = range(
         max(least, -((high - distance) // stride)), min(most, (distance - low) // stride) + 1
     )
@@ -356,7 +362,8 @@ def _check_positions(
     positions: Tensor, spec: RopeSpec, seq: int, batch: int, device: torch.device
 ) -> Tensor:
     """Return checked positions, int32, int64 or floating: [S] or [B, S]; [axes, B, S] if the spec
-    has several axes.
+    has several axes. They must be those of `batch` rows of `seq` tokens on `device`; one row, or
+    positions without rows, are those of all rows.
     """
     if not isinstance(positions, Tensor):
         raise RopeError("positions", "must be a tensor", type(positions))
@@ -413,14 +420,18 @@ def _length_per_row(
     device: torch.device,
     length: Length,
 ) -> Length:
-    """Return the length that each row's frequencies depend on: as given, or the row's largest
-    position + 1, computed on the device. None if frequencies do not depend on a length.
+    """Return the length that each row's frequencies depend on. None if frequencies do not depend on
+    a length.
+
+    positions, offset  as checked: None for positions from `offset` on
+    length             as given; None: the row's largest position + 1, computed on the device
     """
     if not spec.needs_length:
         return None
     if isinstance(length, Tensor):
         return _per_row("length", length, batch, device)
     if length is not None:
+        # torch.compile has a SymInt for an int that may change from call to call
         return length if isinstance(length, torch.SymInt) else integer("length", length, low=0)
     if positions is None:
         return offset + seq

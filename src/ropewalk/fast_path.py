@@ -77,6 +77,9 @@ def rotate_prepared(
     """Return the rotated q and k, or None if the full call is needed: for example, because this
     kind of call was not prepared, hooks have to run, or autograd or torch.compile observes it.
 
+    module         the Rope that is called, for its hooks; `spec` and `backend` are its own
+    q ... inplace  the arguments of the call, as in `Rope.forward`
+
     This function runs in nearly every call with q and k, so it reads attributes directly and calls
     few functions.
     """
@@ -146,10 +149,14 @@ def prepare(
 ) -> None:
     """Prepare the fast path for calls like this one, which has just run with all checks; do nothing
     for a kind that cannot have one, such as a call under torch.compile.
+
+    request             the checked call
+    xs, outs            its tensors and the rotated ones, which are the same in place
+    positions, seq_dim  as the caller gave them
     """
     tensors = xs if positions is None else (*xs, positions)
     # a prepared kernel reads the caller's positions, so none is prepared if the checks had to
-    # convert or make them
+    # convert or make them. Without torch's guards, and for q alone, there is no fast path
     if (
         _Guard is None
         or len(xs) != 2
@@ -158,7 +165,7 @@ def prepare(
     ):
         return
     requires_grad = any(x.requires_grad for x in xs)
-    if requires_grad and torch.is_grad_enabled():
+    if requires_grad and torch.is_grad_enabled():  # a prepared kernel records nothing for autograd
         return
     key = (
         request.spec.fingerprint,
@@ -171,6 +178,7 @@ def prepare(
     earlier_calls = PREPARED.get(key, [])
     if any(call.matches(*tensors) for call in earlier_calls):
         return
+    # a call with None as `run` is kept too, so that calls like it are not examined again
     run, spec = None, request.spec
     # angles that depend on the length, are learned or differ from head to head are computed anew in
     # every call

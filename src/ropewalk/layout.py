@@ -82,6 +82,7 @@ def convert_qkv(
         )
     axis = _axis("weight", weight, dim)
     groups = num_kv_heads if packing == "grouped" else 1
+    # the texts are what an error calls the tensor and the number of its heads
     heads = _unflatten(
         "weight",
         weight,
@@ -122,6 +123,7 @@ def convert_lora(
         raise RopeError(
             "b", f"must be [outputs, rank] with the rank of a, {a.shape[0]}", list(b.shape)
         )
+    # axis 0 of B has the heads
     return a, _converted("b", b, source, target, spec, 0, num_heads)
 
 

@@ -40,8 +40,8 @@ Level = np.ndarray
 
 
 def check_spec(spec: RopeSpec, length: int | None) -> int | None:
-    """Refuse specs whose cos and sin tables of digits cannot give; return the checked length if the
-    scaling depends on the length, else None.
+    """Raise an error if tables of digits cannot give the cos and sin of a spec; return the checked
+    length if the scaling depends on the length, else None.
     """
     if spec.learned or spec.fractional:
         raise RopeError(
@@ -77,7 +77,7 @@ def check_spec(spec: RopeSpec, length: int | None) -> int | None:
 @dataclass(frozen=True)
 class Float32Numbers(FloatNumbers):
     """The operations of formulas over NumPy in float32, in the order in which transformers runs
-    them; lengths are plain integers.
+    them; lengths are plain integers. `frequencies.decimals.DecimalNumbers` says what each one does.
     """
 
     def vector(self, values: Sequence[float]) -> np.ndarray:
@@ -125,10 +125,11 @@ def float32_radians(spec: RopeSpec, length: int | None = None) -> list[float]:
 
 def steps_of(spec: RopeSpec, length: int | None) -> tuple[int, ...]:
     """Return the phase step of each pair along its own axis: its frequency as a 64-bit fraction of
-    a turn.
+    a turn. `length` is that of the sequence, or None if the scaling does not depend on it.
     """
     if spec.precision == "exact":
         return tuple(phase_steps(spec.ladder_frequencies(length).digits))
+    # the other precision with exact angles, "hf_frequencies"
     return tuple(phase_steps(float32_radians(spec, length)))
 
 
@@ -200,7 +201,7 @@ def integers(xp: Any, positions: Any) -> Any:
     converted = array(xp, given)
     if not xp.issubdtype(converted.dtype, xp.integer):
         raise RopeError("positions", "must be integers", str(converted.dtype))
-    # JAX without its 64-bit numbers turns 64 bits into 32
+    # JAX without its 64-bit numbers turns 64 bits into 32; an array of its own has had 32 before
     if isinstance(given, np.ndarray) and given.size and "64" not in str(converted.dtype):
         limits = np.iinfo(np.uint32 if "uint32" in str(converted.dtype) else np.int32)
         least, most = int(given.min()), int(given.max())
@@ -284,9 +285,11 @@ def rotate(
 ) -> Any:
     """Return q and k [..., S, H, D] rotated by their tokens' angles; q alone if k is None.
 
-    xp       the array library's module: jax.numpy or mlx.core
-    barrier  is applied to cos and sin before they are used; it may keep a compiler from computing
-             them again for each head
+    xp         the array library's module: jax.numpy or mlx.core
+    positions  integers, see `check_shapes`; None: 0, 1, 2, ... on every axis
+    length     that of the sequences; needed only by length-dependent scalings
+    barrier    is applied to cos and sin before they are used; it may keep a compiler from computing
+               them again for each head
     """
     length = check_spec(spec, length)
     if positions is None:
@@ -327,6 +330,7 @@ def check_shapes(q: Any, k: Any, positions: Any, spec: RopeSpec) -> None:
                 "positions", f"must be [{spec.num_axes} axes, ...] for this spec", shape
             )
         shape = shape[1:]
+    # from here on `shape` has no axes; it must be the last of the tokens' dimensions
     if not shape or len(shape) > len(tokens) or tokens[-len(shape) :] != shape:
         raise RopeError(
             "positions",

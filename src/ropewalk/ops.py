@@ -137,7 +137,8 @@ def _(positions, length, magnitude_power, spec, tables, dtype, key):
             [batch, spec.axes.num_heads, positions.shape[-1], spec.pairs], dtype=dtype
         )
         return table, torch.empty_like(table)
-    rows = positions.shape[-2:]
+    rows = positions.shape[-2:]  # [S] or [B, S]
+    # a length for each row, [B], gives rows to positions [S] too
     shape = rows if length is None else torch.broadcast_shapes(rows, (*length.shape, 1))
     table = positions.new_empty([*shape, spec.pairs], dtype=dtype)
     return table, torch.empty_like(table)
@@ -288,7 +289,9 @@ torch.library.register_vmap("ropewalk::cos_sin", _vmapped_cos_sin)
 
 
 class _Replaced:
-    """What replaces the registered ops while something is exported; None: nothing."""
+    """The functions that `replaced_ops` puts in place of the registered ops, `tables` in that of
+    `cos_sin` and `rotate` in that of all others; None: the op itself runs.
+    """
 
     rotate: Callable[[tuple[Tensor, ...], AnyRequest], tuple[Tensor, ...]] | None = None
     tables: Callable[..., tuple[Tensor, Tensor]] | None = None
@@ -314,6 +317,9 @@ def request_tables(
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin of the positions of a request, by the registered op; for an inverse
     rotation the caller negates sin.
+
+    seq, device, dtype  how many positions there are, and of what the result is
+    key                 whether the tables are for attention keys
     """
     positions = request.explicit_positions(seq, device)
     if _Replaced.tables is not None:
@@ -337,8 +343,9 @@ def _as_tensor(length: Length, device: torch.device) -> Tensor | None:
 def through_op(
     xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, mapped: bool = False
 ) -> tuple[Tensor, ...]:
-    """Return `xs` rotated by a registered op. With `inplace` the op writes into `xs`; under vmap
-    (`mapped`) or where gradients are needed, its results are copied into `xs`.
+    """Return `xs` rotated by a registered op. With `inplace` the op `rotate_` writes into `xs`. It
+    has no rule for vmap or for gradients, so under vmap (`mapped`), where gradients are needed, and
+    for given tables another op runs and its results are copied into `xs`.
     """
     if _Replaced.rotate is not None:
         rotated = _Replaced.rotate(xs, request)

@@ -69,6 +69,9 @@ class Rope(nn.Module):
         return super().__new__(cls)  # type: ignore
 
     def __init__(self, spec: RopeSpec, *, backend: str | None = None, tables: str = "auto") -> None:
+        """Check and keep the arguments; `backend` names the kernels, `tables` which cos and sin are
+        kept between calls.
+        """
         super().__init__()
         if not isinstance(spec, RopeSpec):
             raise RopeError(
@@ -77,10 +80,11 @@ class Rope(nn.Module):
         if backend is not None:
             choice("backend", backend, BACKENDS)
         self.spec, self.backend, self.tables = spec, backend, check_strategy(tables, spec)
-        # the prepared kernels of the fast path read the tables of "auto"
+        # the fast path has fixed frequencies, unlike LearnedRope, and reads the tables of "auto"
         self._has_fast_path = type(self) is Rope and tables == "auto"
-        # the spec by which `rerotate` rotates unless magnitudes are matched; kept alive because a
-        # compiled graph finds it by its fingerprint
+        # `rerotate` makes an equal spec unless `match_magnitude` is given. Nothing reads this one; it
+        # is kept alive because a compiled graph finds a spec by its fingerprint among those in use,
+        # and cannot rebuild one whose scaling is a class of the user's own
         self._without_magnitude = spec.with_(magnitude_on="scale")
 
     def reset_parameters(self) -> None:
@@ -102,6 +106,7 @@ class Rope(nn.Module):
         """Call `forward`, or the prepared kernel of an earlier call with the same shapes, dtypes
         and options.
         """
+        # only calls with q and k and without a length of their own are prepared
         if k is not None and length is None and self._has_fast_path:
             rotated = fast_path.rotate_prepared(
                 self, self.spec, self.backend, q, k, positions, offset, seq_dim, inplace
@@ -222,7 +227,7 @@ class Rope(nn.Module):
         length: Length = None,
     ) -> tuple[Inexact[Tensor, "... R"], Inexact[Tensor, "... R"]]:
         """Return cos and sin as transformers has them, [..., S, rotary_dim]: each entry in both
-        dimensions of its pair.
+        dimensions of its pair. The arguments are those of `cos_sin`.
         """
         cos, sin = self.cos_sin(positions, dtype, length)
         return join_pairs(cos, cos, self.spec.layout), join_pairs(sin, sin, self.spec.layout)
@@ -282,7 +287,7 @@ class LearnedRope(Rope):
             with torch.no_grad():
                 self.mixed.copy_(mixed_start(self.spec.axes))
         else:
-            nn.init.zeros_(self.log_scale)
+            nn.init.zeros_(self.log_scale)  # exp(0) = 1: the frequencies of the spec
 
     def rotate(
         self, x: Inexact[Tensor, "... D"], positions: Shaped[Tensor, "..."] | None = None, **options
@@ -299,8 +304,8 @@ class LearnedRope(Rope):
     def _tables(
         self, request: Request, seq: int, device: torch.device, dtype: torch.dtype, key: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of a request by the learned frequencies, in `dtype`; of keys if `key`
-        is True.
+        """Return cos and sin of the `seq` positions of a request by the learned frequencies, in
+        `dtype` on `device`; of keys if `key` is True.
         """
         positions = request.explicit_positions(seq, device)
         cos, sin = self._trained_tables(positions, key, magnitude_power=1)

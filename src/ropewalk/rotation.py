@@ -138,6 +138,7 @@ def rerotate(
     old, new = (_as_table_request(request, k, torch.float64, key=True) for request in (back, forth))
     if not same_slice:
         if inplace:
+            # whether k alone overlaps itself is seen in its strides, without addresses
             check_no_overlap((k,), addresses=False)
         # the slices differ, so there is no single angle: unrotate and rotate, 16-bit keys in
         # float32, rounded once
@@ -403,7 +404,9 @@ def run(
     traced = is_traced(xs)
     if inplace:
         check_no_overlap(xs, addresses=not traced)
+    # functorch transforms, such as vmap and grad; a call inside one is always traced
     transforms_around = transforms() if traced else []
+    # batched gradients have no storage that a kernel could read
     plain = _needs_plain_torch(request, transforms_around) or (
         not traced and are_batched_gradients(xs)
     )

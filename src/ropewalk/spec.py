@@ -240,6 +240,7 @@ class RopeSpec:
         With one axis there is one ladder, for all pairs of the rotated slice.
         """
         found = [s.frequencies(dim, self.theta, length) for s, dim in self.scaled_ladders()]
+        # the ladder whose magnitude, growth and center are those of the spec
         first = found[self._first_scaled()]
         digits = self.in_pair_order([ladder.digits for ladder in found])
         growth = None
@@ -273,7 +274,7 @@ class RopeSpec:
         number_type  the type of these numbers and of the result: float or Decimal
         """
         if isinstance(self.axes, PER_HEAD):
-            with exactly():
+            with exactly():  # products of Decimals keep their 40 digits
                 return tuple(
                     tuple(
                         tuple(frequency * number_type(part) for part in direction)

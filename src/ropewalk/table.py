@@ -48,8 +48,8 @@ class Tables:
 
     frequencies: TensorFrequencies
     steps: Tensor  # int64 [pairs], or [heads, pairs, axes]
-    axis_of_pair: Tensor | None  # int64 [pairs]
-    levels: Levels | None
+    axis_of_pair: Tensor | None  # int64 [pairs]; None: there is one axis
+    levels: Levels | None  # None: there is no two-level table
 
     @property
     def num_bytes(self) -> int:
@@ -165,8 +165,8 @@ def cos_sin(
 
 
 def _per_pair(cached: Tables, positions: Tensor) -> Tensor:
-    """Return the coordinate of each pair's axis: [..., S, pairs], or [..., S, 1] where there is one
-    axis.
+    """Return the coordinate of each pair's axis, [..., S, pairs], from positions [axes, ..., S]; for
+    a spec with one axis [..., S, 1] from [..., S]. `cached` are the tables of the spec.
     """
     if not positions.is_floating_point():
         positions = positions.to(torch.int64)
@@ -303,6 +303,7 @@ def first_rows(
         or count > most_rows(spec, strategy)
     ):
         return None
+    # keys share the rows of queries if both have the same magnitude
     key = key and keys_have_own_table(spec, device, strategy)
     rows = _cached_or_built(
         (spec.fingerprint, device, key, strategy),
@@ -317,7 +318,8 @@ def rows_at(
     spec: RopeSpec, positions: Tensor, key: bool, strategy: str
 ) -> tuple[Tensor, Tensor] | None:
     """Return float32 cos and sin of positions, copied from the rows that the strategy "full" keeps;
-    None with any other strategy, on any device but the CPU, and if a position has no row.
+    None with any other strategy, on any device but the CPU, without positions, and if a position
+    has no row.
     """
     # the largest position says how many rows are needed; on a GPU, reading it would wait for the
     # device
@@ -333,7 +335,7 @@ def _computed_rows(
     spec: RopeSpec, device: torch.device, count: int, key: bool, strategy: str
 ) -> Tensor:
     """Return float32 cos and sin of positions 0 ... count - 1, [count, 2, pairs]; of keys if `key`
-    is True.
+    is True. `strategy` says whether the two-level table may give them.
     """
     rows = torch.empty(count, 2, spec.pairs, dtype=torch.float32, device=device)
     for positions, part in zip(

@@ -158,6 +158,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (_Refused, UsageError) as error:
         _refuse(str(error))
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has read enough
+        # so that Python can write what is left when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except OSError as error:
         _refuse(f"{error.filename or 'output'}: {error.strerror or error}")
@@ -211,7 +212,7 @@ def _run_command(path: str, function: Callable[..., None], words: list[str], exa
     """Read the words that follow a command, and call its function."""
     taken, values = parameters(function), {}
     try:
-        with _MissingPackage(path.split(" ", 1)[1]):
+        with _MissingPackage(path.split(" ", 1)[1]):  # the path without "ropewalk"
             values = read(words, taken)
             function(**values)
     except HelpAsked:
@@ -252,7 +253,7 @@ def _in_words_of_options(
     --layer-type for layer_types.
     """
     about = (each.shown for each in taken if _is_about(error, each, values))
-    field = next(about, error.field)
+    field = next(about, error.field)  # an error about no option keeps its own name
     # a rule may name an argument and its option: "pass overwrite=True (CLI: --overwrite)"
     rule = re.sub(
         r"(\w+=\S* )?\(CLI: ([^)]*)\)",
@@ -283,6 +284,7 @@ def _refuse_empty(words: list[str]) -> None:
     it would be the current folder.
     """
     for before, word in zip(["ropewalk", *words], words, strict=False):
+        # an empty word, or an option with nothing after its "="
         if not word or re.fullmatch("--[^=]+=", word):
             option = word.rstrip("=") or (
                 before if before.startswith("-") else f"the argument after {before!r}"

@@ -64,6 +64,7 @@ def answer(shell: str, words: Sequence[str], commands: Mapping[str, Command | st
         return list(found)
     if shell == "fish":
         return [f"{word}\t{about}" for word, about in found.items()]
+    # zsh takes a colon for the end of the word, unless a backslash, chr(92), comes before it
     return [f"{word.replace(':', chr(92) + ':')}:{about}" for word, about in found.items()]
 
 
@@ -76,7 +77,7 @@ def candidates(words: Sequence[str], commands: Mapping[str, Command | str]) -> d
         if callable(target):
             return _starting(last, _of_command(before, last, parameters(target)))
         commands = target
-    if before:
+    if before:  # a word that is no command
         return {}
     return _starting(last, {name: as_command(entry).help for name, entry in commands.items()})
 

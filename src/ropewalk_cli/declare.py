@@ -99,7 +99,7 @@ class Parameter:
         """
         if not self.is_flag:
             return {}
-        off = {f"--no-{self.shown[2:]}": False} if self.default else {}
+        off = {f"--no-{self.shown[2:]}": False} if self.default else {}  # [2:]: without its dashes
         return {self.shown: True} | off
 
     @property

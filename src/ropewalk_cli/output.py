@@ -101,6 +101,7 @@ def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
     for least in (words, [LEAST] * len(words)):
         while sum(widths) > available:
             spare = [each - low for each, low in zip(widths, least, strict=True)]
+            # the widest of the columns that may still be narrowed
             widest = max(range(len(widths)), key=lambda i: (spare[i] > 0, widths[i]))
             if spare[widest] <= 0:
                 break

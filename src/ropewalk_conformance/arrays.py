@@ -22,11 +22,12 @@ def library_of(function: Callable[..., Any]) -> str:
     """Return the name of the array library that a function's module imports, the first in LIBRARIES
     if there are several; "list" if it imports none.
     """
-    inside = inspect.unwrap(getattr(function, "__func__", function))
+    inside = inspect.unwrap(getattr(function, "__func__", function))  # of a method, its function
     inside = getattr(inside, "func", inside)  # functools.partial
     if not hasattr(inside, "__globals__"):
         inside = type(inside).__call__  # an object that can be called
     known = getattr(inside, "__globals__", {}).values()
+    # "jax.numpy" and "mlx.core" count as their packages
     names = {value.__name__.split(".")[0] for value in known if isinstance(value, types.ModuleType)}
     return next((name for name in LIBRARIES if name in names), "list")
 

@@ -2,7 +2,16 @@
 
 Most functions take `wrong`, a dict of switches such as {"ramp": "inverted"}, each of which makes
 one mistake; an empty one, or None, gives the definition. `mistakes.toml` sets the switches and says
-in words what the mistakes are. A rope is the dict that a case of the vectors has under "rope".
+in words what the mistakes are.
+
+Words of this module:
+  rope      the dict that a case of the vectors has under "rope": head_dim, rotary_dim, rotary_start,
+            layout, theta, max_length (the served length), axes, and "scaling" with its type
+  wrong     the switches of one mistake, {what goes wrong: how}, such as {"betas": "swapped"}; what it
+            does not name is right
+  pair      two dimensions of a head that rotate together; a rotary_dim of d has d / 2 pairs
+  magnitude the factor on cos and sin that a scaling brings, YaRN's for example
+  turn      a rotation by 2 pi
 """
 
 from __future__ import annotations
@@ -30,7 +39,8 @@ def to_float16(x: float) -> float:
 def to_bfloat16(x: float) -> float:
     """Return the bfloat16 nearest to x."""
     (bits,) = unpack("I", pack("f", x))
-    # the upper half of a float32, rounded to the nearest, ties to even
+    # the upper half of a float32, rounded to the nearest: 0x7FFF is just below half of its last bit,
+    # and one more for an odd last bit makes ties even
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
     return unpack("f", pack("I", bits))[0]
 
@@ -93,7 +103,7 @@ def changed(rope: Rope, wrong: Wrong) -> dict[str, Any]:
     match wrong.get("scaling"):
         case "none":
             out["scaling"] = {"type": "default"}
-            if kind == "proportional":
+            if kind == "proportional":  # that says which pairs rotate, so it is no scaling here
                 out["scaling"] = scaling
         case "linear" if "factor" in scaling and kind != "proportional":
             out["scaling"] = {"type": "linear", "factor": factor}
@@ -147,7 +157,7 @@ def _scaled(rope: Rope, length: int | None, wrong: Wrong) -> Numbers:
     of `length` tokens; None: up to the trained length.
     """
     d, theta, scaling = rope["rotary_dim"], rope["theta"], rope["scaling"]
-    # exponents are -2i / d; a mistake divides by another number
+    # exponents are -2i / d; a mistake divides by another number than d, the default
     divisor = {"half": 2 * d, "head": rope["head_dim"], "pairs": d // 2, "one_less": d - 2}.get(
         wrong.get("exponent", ""), d
     )
@@ -173,6 +183,7 @@ def _scaled(rope: Rope, length: int | None, wrong: Wrong) -> Numbers:
             case "length":
                 return ladder(_ntk(theta, reached / trained, d, wrong))
             case "always":
+                # in a sequence shorter than the trained length this may be 0 or less
                 stretch = s * (length or trained) / trained - (s - 1)
                 return ladder(_ntk(theta, max(stretch, 1e-6), d, wrong))
         return ladder(_ntk(theta, s * reached / trained - (s - 1), d, wrong))
@@ -265,7 +276,9 @@ def _ramp(d: int, theta: float, scaling: Rope, wrong: Wrong) -> Numbers:
 
 
 def same_rope(rope: Rope, length: int | None, wrong: Wrong) -> bool:
-    """Return whether `wrong`, which changes only parameters of a rope, leaves this rope as it is."""
+    """Return whether `wrong`, which changes only parameters of a rope, leaves this rope as it is in
+    sequences of `length` tokens; None: up to the trained length.
+    """
     names = ("head_dim", "rotary_dim", "rotary_start", "layout")
     other = changed(rope, wrong)
     return (
@@ -316,7 +329,9 @@ def _magnitude(rope: Rope, wrong: Wrong) -> float:
 
 
 def softmax_scale(rope: Rope, wrong: Wrong | None = None) -> float:
-    """Return the factor on q.k before the softmax."""
+    """Return the factor on q.k before the softmax: 1 / sqrt(head_dim), and for a rope that
+    `scales_softmax` times YaRN's magnitude squared.
+    """
     wrong = wrong or {}
     width = rope["head_dim"]
     match wrong.get("softmax_width"):
@@ -450,6 +465,7 @@ def tables(
 
     def of_token(p: Any) -> tuple[Numbers, Numbers]:
         """Return cos and sin [pairs] of a token with the position p[axis] on each axis."""
+        # a mistake: the frequencies of a token are those of a sequence that ends with it
         reached = p[0] + 1 if wrong.get("factors") == "per_position" else length
         if reached not in known:
             known[reached] = frequencies(rope, reached, wrong)
@@ -459,7 +475,7 @@ def tables(
             round_angle(w * p[axis if len(p) > 1 else 0])
             for w, axis in zip(known[reached], of_pair, strict=False)
         ]
-        if wrong.get("table") == "swapped":
+        if wrong.get("table") == "swapped":  # sin in the place of cos
             return [round_table(size * math.sin(a)) for a in angles], [
                 round_table(size * math.cos(a)) for a in angles
             ]
@@ -569,11 +585,13 @@ def _attend(
     scale      the factor on q.k before the softmax
     """
     out, count = [], len(q)
-    shard = -(-count // 2)  # tokens of the first of two ranks: half of them, rounded up
+    # of "shard", where a query sees only keys on its own rank: tokens of the first of two ranks, half
+    # of them, rounded up
+    shard = -(-count // 2)
     for i, query in enumerate(q):
         seen = range(count) if wrong.get("causal") == "no" else range(i + 1)
         match wrong.get("documents"):
-            case "mixed" | "continued":
+            case "mixed" | "continued":  # tokens see those of other documents
                 pass
             case "shard":
                 seen = [
@@ -605,7 +623,7 @@ def moved(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -> l
     kind = wrong.get("move")
     if kind == "unchanged":
         return given["k"]
-    if kind == "new":
+    if kind == "new":  # as if the keys were not rotated yet
         steps = given["new"]
     else:
         sign = -1 if kind == "negated" else 1
@@ -625,7 +643,7 @@ def permuted(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -
     """
     kind = (wrong or {}).get("permute")
     rows, heads = given["weight"], given["heads"]
-    if kind == "other_heads":
+    if kind == "other_heads":  # twice as many heads of half the width
         heads = heads * 2 if len(rows) % (heads * 2) == 0 else heads
     head_dim = len(rows) // heads
     start, d = rope["rotary_start"], rope["rotary_dim"]
@@ -633,7 +651,7 @@ def permuted(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -
         start, d = 0, head_dim
     order = list(range(head_dim))  # for each row of a head, the row that it is taken from
     order[start : start + d] = [*range(start, start + d, 2), *range(start + 1, start + d, 2)]
-    # how often the rows are permuted
+    # how often the rows are permuted; once is right
     times = {"missing": 0, "twice": 2}.get(kind or "", 1)
     if kind == "inverse":
         order = [order.index(i) for i in range(head_dim)]

@@ -8,6 +8,17 @@ these, and `label` the name of a number in words.
 In these methods, `make` makes an array from lists and the name of a type; `wrong` are the switches
 of a mistake (see `definition`); `tolerance` is that of the group of the case; `dtype` is the type
 of the given vectors, in `allowed` the coarser of this and the result's.
+
+Words of this module:
+  case       what a function is called with and must return. "config" and "rope" say the same, as a
+             model's config and as `definition` reads it; "inv_freq" has the frequencies and
+             "attention_factor" the magnitude; "rotation", "attention", "move" and "permute" have the
+             vectors and results of one kind; "positions", [batch][tokens] or [axes][batch][tokens];
+             "before", if it is there, is another config that the function is called with first;
+             "part" the part of the model and "shards" the number of ranks that the tokens are on
+  tolerance  {"absolute", "relative", "per_radian"}: errors that are allowed in a number, per unit of
+             its size, and for every radian of an angle, which float32 rounds
+  ROUNDING   the rounding error of a coarse type, which is added; 0 for float32 and finer ones
 """
 
 from __future__ import annotations
@@ -113,7 +124,8 @@ class Kind:
         return []
 
     def allowed(self, case: Case, tolerance: Case, dtype: str) -> Numbers:
-        """Return how far each number may be off."""
+        """Return how far each number may be off: the same for all, by the largest of them."""
+        # 4 roundings of a coarse type, for the steps of a computation
         size = max(1.0, max(map(abs, self.expected(case))))
         error = tolerance["absolute"] + 4 * ROUNDING.get(dtype, 0.0)
         return [size * error] * len(self.expected(case))
@@ -152,7 +164,8 @@ class InvFreq(Kind):
         found = [float(value) for value in found]
         # without the magnitude, which is the last of the expected numbers
         pairs, half = len(self.expected(case)) - 1, len(found) // 2
-        if len(found) == 2 * pairs and len(found) > 2:  # repeated for both dimensions of each pair
+        # repeated for both dimensions of each pair, one half after the other or side by side
+        if len(found) == 2 * pairs and len(found) > 2:
             if found[:half] == found[half:]:
                 found = found[:half]
             elif found[::2] == found[1::2]:
@@ -218,7 +231,7 @@ class CosSin(Kind):
             rule = "must return cos and sin of the same shape"
             raise RopeError("cos_sin", rule, f"{len(cos)} rows of cos and {len(sin)} of sin")
         count = len(flat(case["cos"])) // len(case["cos"][0][0])  # batch x tokens
-        # one table for all rows of the batch
+        # a table without a batch stands for every row of the batch
         if len(cos) < count and count % len(cos) == 0:
             cos, sin = cos * (count // len(cos)), sin * (count // len(sin))
         pairs = len(case["cos"][0][0])
@@ -267,8 +280,9 @@ def _one_per_pair(cos: Numbers, sin: Numbers, pairs: int) -> tuple[Numbers, Numb
             cos, sin = cos[:half], sin[:half]
         elif near(cos[::2], cos[1::2]) and near(sin[::2], sin[1::2]):
             cos, sin = cos[::2], sin[::2]
+    # pairs beyond those that rotate have the angle 0
     if len(cos) > pairs and near(cos[pairs:], [1.0] * len(cos[pairs:])) and not any(sin[pairs:]):
-        cos, sin = cos[:pairs], sin[:pairs]  # pairs that do not rotate
+        cos, sin = cos[:pairs], sin[:pairs]
     return cos, sin
 
 
@@ -332,6 +346,7 @@ class Rotate(Kind):
         rope, given = rope_of(case, wrong), case["rotation"]
         if rope is None or rope["head_dim"] != case["rope"]["head_dim"]:
             return []
+        # these mistakes treat q and k differently, which `predicted` computes
         if {"only", "only_magnitude", "scales"} & wrong.keys():
             return []
         cos, sin = definition.tables(rope, case["positions"], _length(case), wrong)
@@ -356,9 +371,11 @@ class Rotate(Kind):
                 scales = scales[::-1]
         for name, scale in zip("qk", scales, strict=True):
             x = given[name]
-            if wrong.get("only", name) == name:  # else it is not rotated
+            # "only" names the one of q and k that is rotated
+            if wrong.get("only", name) == name:
                 switches = wrong
-                if wrong.get("only_magnitude", name) != name:  # the other one has the magnitude
+                # "only_magnitude" names the one of q and k that has the magnitude
+                if wrong.get("only_magnitude", name) != name:
                     switches = {**wrong, "magnitude": "none"}
                     tables = definition.tables(rope, case["positions"], _length(case), switches)
                     x = definition.rotate(x, *tables, rope, switches)
@@ -452,6 +469,7 @@ class AttentionKind(Kind):
         return flat(definition.attention(case["rope"], case["attention"], wrong))
 
     def allowed(self, case: Case, tolerance: Case, dtype: str) -> Numbers:
+        # a value is a sum over many tokens, whose weights are off too
         error = 10 * tolerance["absolute"] + 4 * ROUNDING.get(dtype, 0.0)
         return [error] * len(self.expected(case))
 
@@ -489,7 +507,8 @@ class Move(Kind):
         for a, b in zip(given["old"][0], given["new"][0], strict=True):
             line = [error] * rope["head_dim"]
             for (first, second), w in zip(definition.places_of(rope), radians, strict=True):
-                # the two angles may be formed one by one
+                # the angles of the old and the new position may be formed one by one, and the two
+                # rotations run one after the other
                 line[first] = line[second] = 3 * (error + tolerance["per_radian"] * w * (a + b))
             out += line
         return out
@@ -520,7 +539,7 @@ class Permute(Kind):
         return flat(definition.permuted(case["rope"], case["permute"], wrong))
 
     def allowed(self, case: Case, tolerance: Case, dtype: str) -> Numbers:
-        # whole numbers up to 8 x rows; half precision rounds the large ones
+        # the weights are whole numbers up to 8 x rows; half precision rounds the large ones
         return [max(1e-3, ROUNDING.get(dtype, 0.0) * abs(v)) for v in self.expected(case)]
 
     def label(self, case: Case, index: int) -> str:

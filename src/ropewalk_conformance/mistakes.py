@@ -1,4 +1,13 @@
-"""Mistakes by name: the wrong rope whose numbers are those that a function returned."""
+"""Mistakes by name: the wrong rope whose numbers are those that a function returned.
+
+Words of this module:
+  switches    what a mistake changes in `definition`, such as {"ramp": "inverted"}
+  group       a file of vectors about one subject, with its cases and its tolerance
+  case        what a function was called with and what it must return; "before" in a case is another
+              config that the function was called with first
+  kind        which function it is, how it is called and its result is read
+  stale       numbers that a cache kept from an earlier call with another rope
+"""
 
 from __future__ import annotations
 
@@ -120,6 +129,7 @@ class EntryDifference:
         if any(self.is_unaffected_by(each) for each in mistake.parts or (mistake,)):
             return False
         if "per_radian" in mistake.change:  # the right numbers, with a coarser angle
+            # the change has the key and the number of this coarser tolerance
             coarse = self.kind.allowed(self.case, self.tolerance | mistake.change, self.dtype)
             return self._agrees(self.kind.expected(self.case), coarse)
         try:
@@ -169,10 +179,13 @@ class EntryDifference:
         """Return what may explain these numbers: mistakes of this group, of any, or two at once."""
         found = self.singles()
         narrow = [mistake for mistake in found if mistake.groups]
+        # two mistakes at once only if no single one explains the numbers
         return narrow or found or [mistake for mistake in _pairs() if self.fits(mistake)]
 
     def is_like(self, other: EntryDifference) -> bool:
-        """Return whether another result is of the same function and scaling, without a call before."""
+        """Return whether another result is of the same function and scaling, and `other` has no call
+        before it.
+        """
         kinds = [each.case["rope"]["scaling"]["type"] for each in (self, other)]
         return self.kind is other.kind and kinds[0] == kinds[1] and "before" not in other.case
 
@@ -239,6 +252,7 @@ def _after_another(
     `differences` are all results that differ, `right` those that do not.
 
     A mistake that also occurs without the other call explains it better than a stale table does.
+    Mistakes that are limited to groups are left out of these: they may be about just such calls.
     """
     always = [
         mistake

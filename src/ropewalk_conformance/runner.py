@@ -1,4 +1,12 @@
-"""The runner: calls a project's functions with the vectors and says in words what differs."""
+"""The runner: calls a project's functions with the vectors and says in words what differs.
+
+Words of this module:
+  group       a file of vectors about one subject, such as "yarn", with its tolerance and its cases
+  case        what a function is called with and what it must return
+  function    the name of a function that a project gives, a key of KINDS, which says how a function
+              of this kind is called and its result is read
+  finding     a mistake with a name that explains some of the results
+"""
 
 from __future__ import annotations
 
@@ -181,6 +189,7 @@ def run(
                 results.append(result)
                 if difference is not None:
                     difference.earlier = list(earlier[function])
+                # a case with a call `before` has two ropes
                 for rope in (case.get("before", case)["rope"], case["rope"]):
                     if rope not in earlier[function]:
                         earlier[function].append(rope)
@@ -226,6 +235,9 @@ def _run_case(
 ) -> tuple[Result, EntryDifference | None]:
     """Call one function with one case; return the result, and what compares the returned numbers
     with the expected ones; None if no numbers were returned.
+
+    name           the kind of function, a key of KINDS
+    arrays, dtype  as for `run`
     """
     kind = KINDS[name]
     result = Result(group["group"], case["id"], name, SAME, level=group["level"])
@@ -240,6 +252,8 @@ def _run_case(
         return result, None
     try:
         returned = call()
+        # the numbers, once for each way in which they may be meant, such as in either layout; the
+        # result is right if one of them is, and `words` are about the first
         readings = kind.readings(case, returned)
     except NotImplementedError as error:
         result.status, result.words = REFUSED, _line(error)
@@ -247,6 +261,7 @@ def _run_case(
     except Exception as error:
         result.status, result.words = RAISED, f"{type(error).__name__}: {_line(error)}"
         return result, None
+    # the tolerance is that of the coarser dtype, of what went in or of what came out
     coarsest = dtype_of(returned)
     if kind.takes_vectors and ROUNDING.get(dtype, 0.0) > ROUNDING.get(coarsest, 0.0):
         coarsest = dtype
@@ -268,6 +283,7 @@ def _call(
     """
     arguments, keywords = kind.arguments(case, make, dtype)
     taken = _taken(function)
+    # without a keyword that the case needs, such as `part`, the function cannot know what is asked
     missing = [
         name for name in kind.needs if name in keywords and taken is not None and name not in taken
     ]

@@ -91,7 +91,8 @@ def apply_rotary_emb_qkv_(
     """Rotate the queries and keys of a fused projection in place and return it; keys by `cos_k`,
     `sin_k` if given.
 
-    qkv is [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with `num_heads_q`.
+    qkv             [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with `num_heads_q`
+    seqlen_offsets  the position of the first token of each row: an int, or [B]
     """
     q, k = _queries_and_keys(qkv, num_heads_q)
     rows = _rows(q, seqlen_offsets, cu_seqlens=None)
@@ -105,7 +106,7 @@ def apply_rotary_emb_qkv_(
         table_rows(name, table, "seqlen_offsets", rows) for name, table in given.items()
     )
     # all tables are checked before the queries are overwritten; an error about the second check
-    # names the argument of the keys
+    # names the argument of the keys. 0 is the first dimension that rotates, -3 the axis of tokens
     check_tables(q, cos, sin, 0, -3)
     try:
         check_tables(k, cos_k, sin_k, 0, -3)
@@ -125,7 +126,9 @@ def apply_rotary_emb_kv_(
     interleaved: bool = False,
     seqlen_offsets: int | Tensor = 0,
 ) -> Tensor:
-    """Rotate the keys of kv [B, S, 2, H, D] in place and return it."""
+    """Rotate the keys of kv [B, S, 2, H, D] in place and return it; `seqlen_offsets` is the position
+    of the first token of each row, an int or [B].
+    """
     apply_rotary_emb(_keys(kv), cos, sin, interleaved, inplace=True, seqlen_offsets=seqlen_offsets)
     return kv
 
@@ -148,6 +151,8 @@ class RotaryEmbedding(nn.Module):
     """Rotate queries and keys in place, at any position; with `scale_base` it is xPos.
 
     dim          how many leading dimensions of a head are rotated
+    scale_base   positions over which xPos's multiplier changes by the base of its pair; None: no
+                 xPos
     xpos_center  the position at which xPos's multiplier is 1; None means the middle of each call's
                  own sequence (or of `max_seqlen` tokens), as in a new module of the original.
                  Cached keys would then not match, so a call with an offset requires a value here,
@@ -166,6 +171,10 @@ class RotaryEmbedding(nn.Module):
         *,
         xpos_center: int | None = None,
     ) -> None:
+        """Keep the settings of the first `dim` dimensions of a head. `scale_base` and `xpos_center`
+        are those of xPos; without a `scale_base` there is none. `device` is ignored, because no
+        tensor is made.
+        """
         super().__init__()
         if not pos_idx_in_fp32:
             raise RopeError(
@@ -244,7 +253,7 @@ class RotaryEmbedding(nn.Module):
         error if an offset is given and neither a center nor `max_seqlen`.
         """
         if self.scale_base is None or self.xpos_center is not None:
-            return self.xpos_center or 0
+            return self.xpos_center or 0  # without xPos the center has no effect
         if max_seqlen is None and (isinstance(offset, Tensor) or offset):
             rule = (
                 "must be given (or max_seqlen) for xPos with an offset, because cached keys need a "

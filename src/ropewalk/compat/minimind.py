@@ -91,7 +91,7 @@ def apply_rotary_pos_emb(
     `unsqueeze_dim` is where the tables get an axis for the heads: 1 if heads come after tokens, 0
     if before.
     """
-    if position_ids is None:
+    if position_ids is None:  # the tables have a row for each token
         return rotation.apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim)
     if cos.ndim != 2:
         raise RopeError("cos", "must be [positions, D] if position_ids are given", list(cos.shape))

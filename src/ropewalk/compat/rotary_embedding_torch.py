@@ -131,6 +131,18 @@ class RotaryEmbedding(nn.Module):
         cache_if_possible: bool = True,
         cache_max_seq_len: int = 8192,
     ) -> None:
+        """Take the arguments of the original.
+
+        dim                   how many dimensions rotate with the frequencies "lang" or "pixel"
+        custom_freqs          the frequencies [pairs], in place of those that `freqs_for` names
+        freqs_for             "lang": the powers of `theta`; "pixel": from pi to pi / 2 * max_freq;
+                              "constant": `num_freqs` times 1
+        use_xpos              xPos with the base `xpos_scale_base`
+        interpolate_factor    positions are divided by it
+        theta_rescale_factor  how many times longer the context becomes by a larger theta (NTK)
+        seq_before_head_dim   tensors are [..., S, H, D], not [..., S, D]
+        cache_...             ignored
+        """
         super().__init__()
         integer("dim", dim, low=2)
         self.dim, self.freqs_for = dim, choice("freqs_for", freqs_for, FREQS_FOR)
@@ -180,6 +192,7 @@ class RotaryEmbedding(nn.Module):
             number("theta_rescale_factor", rescale, above=0),
             self.dim,
         )
+        # as in the original, the last dimension of an odd `dim` has no frequency
         return 1.0 / periods(self.dim, base, TorchNumbers(torch.float32))[: self.dim // 2]
 
     def __getattr__(self, name: str) -> Any:
@@ -271,7 +284,8 @@ class RotaryEmbedding(nn.Module):
         if not self.use_xpos:
             rotated = self.rotate_queries_or_keys(q, seq_dim, start + offset)
             return rotated, self.rotate_queries_or_keys(k, seq_dim)
-        # the multipliers do not follow `offset`, as in the original
+        # `steps` are the positions of the keys. The multipliers of xPos do not follow `offset`, as in
+        # the original
         steps = self.get_seq_pos(k_len, k.device, torch.float64)
         multipliers = self._xpos_multipliers(steps, k_len // 2)
         rotated = self._rotate(
@@ -356,8 +370,8 @@ class RotaryEmbedding(nn.Module):
         ) / (1.4 * self.dim)
 
     def _xpos_multipliers(self, positions: Tensor, center: int) -> Tensor:
-        """Return zeta^((position - center) / scale_base) [S, P]: queries are multiplied by it, keys
-        divided.
+        """Return xPos's multipliers zeta^((position - center) / scale_base) [S, P], where zeta is the
+        base of each pair: queries are multiplied by them, keys divided.
         """
         return self._zeta().to(positions.device) ** (
             (positions - center) / self.scale_base

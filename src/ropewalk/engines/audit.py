@@ -3,6 +3,20 @@ first differ, and by how much.
 
 There are three ways of knowing what an engine computes: it was *run* here, this very config was
 *recorded*, or a *rule* was read in its sources. Anything else is "not known".
+
+Words of this module:
+  case          one layer type of a config and how it is served, a `ServedLayer`
+  text          the keys of the text model; in a multimodal config also keys of the whole config,
+                under names that end with "_outside"
+  specs         {layer type: its spec, or None if it does not rotate}; `read_specs(config, "exact")`
+                reads them with exact frequencies
+  limit         the longest sequence that an engine is started for; None: its own default
+  length        tokens of the longest sequence of a batch; None: not given
+  release       one release of an engine with its rules, a `Release`
+  reading       what the rules say that an engine computes for a case, an `EngineReading`
+  problem       why there is no result: "refused: ..." or "not known: ..."
+  finding       the result for one engine, layer type and length, an `EngineFinding`
+  reference     transformers, to which the other engines are compared
 """
 
 from __future__ import annotations
@@ -255,7 +269,7 @@ def audit(
 
 def _unread_part(config: Mapping[str, Any]) -> str | None:
     """Return the text model of a config in words if the config class does not read it at its place,
-    None if it does.
+    None if it does. The config has at least one of TEXT_PARTS, the keys of a text model.
     """
     parts = [name for name in config_file.TEXT_PARTS if config.get(name) is not None]
     part = config[parts[0]]
@@ -285,6 +299,9 @@ class _Question:
         length: int | None,
         releases: Mapping[str, Release],
     ) -> None:
+        """Read a config; one that `from_hf` refuses is read as most engines take it. `limit` and
+        `length` are those that the caller of `audit` gave.
+        """
         self.length = length
         self.original, self.limit, self.releases = text, limit, releases
         self.why: list[str] = []
@@ -326,7 +343,7 @@ class _Question:
         for layer_type, spec in specs.items():
             if spec is not None:
                 given = self.limit is not None
-                # only max_position is read of this one; both lengths follow from it
+                # only max_position is read of this one, whose lengths of 1 stand for any
                 case = ServedLayer(spec, text, layer_type, 1, 1, given)
                 limit = _default_limit(spec, case.max_position) or self.length
                 if self.limit is not None:
@@ -365,7 +382,7 @@ class _Question:
             """Return what the rules say about a config that `from_hf` reads."""
             try:
                 cases = self.cases_of(config, read_specs(config, "exact")[0])
-            except RopeError as error:
+            except RopeError as error:  # it has a fault that no reason is about
                 return failed(f"not known: {error}")
             if layer_type not in cases:
                 return failed("not known: another set of layer types")
@@ -376,6 +393,7 @@ class _Question:
             one, other = reading_of(first), reading_of(second)
             return (one.problem, one.frequencies()) == (other.problem, other.frequencies())
 
+        # for `take`, the config without the keys that no reason is about
         original, left_out = self.original, ""
         if self.left_out:
             original, _ = readable(original, self.left_out)
@@ -402,6 +420,7 @@ class _Question:
         """Return what the rules of a release say about a case at a length."""
         case = replace(case, length=length)
         reading = EngineReading(case, release.read)
+        # keys of NULL_NOT_READ that are null and that the rules of this release are not about
         places = (case.rope_with_nulls, case.config)
         nulls = [
             key
@@ -429,7 +448,8 @@ def _unrotated(asked: _Question, length: int) -> Iterator[EngineFinding]:
             problem = None if refused is None else refused.problem
             if problem is None and case.model_type not in release.lists.get("read_unrotated", ()):
                 problem = f"not known: whether {release.title} rotates a layer of this config"
-            if engine == REFERENCE and refused is None:  # that no layer rotates is its own reading
+            # the specs, by which no layer rotates, are what transformers reads from the config
+            if engine == REFERENCE and refused is None:
                 problem = None
             known = NOT_KNOWN if (problem or "").startswith("not known") else RULE
             yield EngineFinding(
@@ -455,7 +475,7 @@ def _refused_as_a_whole(findings: list[EngineFinding]) -> tuple[EngineFinding, .
     refused = [finding for finding in findings if (finding.problem or "").startswith("refused")]
     problems = {
         finding.engine: finding.problem for finding in reversed(refused)
-    }  # the first problem of each engine
+    }  # reversed, so that the first problem of each engine is the one that stays
     empty: dict[str, Any] = {
         "radians": (),
         "magnitude": None,
@@ -487,7 +507,7 @@ def _lengths(case: ServedLayer, length: int | None) -> tuple[int, ...]:
         return (integer("length", length, low=1),)
     if not case.spec.needs_length:
         return (case.max_model_len,)
-    # length-dependent scalings have one
+    # scalings that depend on the length have a trained one
     trained = case.spec.scaling.innermost.original_length  # type: ignore[attr-defined]
     return tuple(sorted({min(trained, case.max_model_len), case.max_model_len}))
 
@@ -554,13 +574,14 @@ def _of_rules(
                         same family and scaling
     layer_type, length  what the finding is about
     """
-    radians, magnitude = reading.frequencies()
+    radians, magnitude = reading.frequencies()  # () and None if there is a problem
     axes = reading.spec.axis_of_pair if reading.problem is None else ()
     case = reading.case
     if (reading.problem or "").startswith("not known"):
         known, evidence = NOT_KNOWN, f"not known, {release.title} {release.version}"
     else:
         known, evidence = RULE, f"rule, {release.title} {release.version}, read {release.read}"
+        # runs of another release prove nothing about this one
         families = {} if record is None or record.version != release.version else record.families
         if case.spec.scaling.name in families.get(case.model_type or "", ()):
             evidence += "; runs of this family and scaling agree"
@@ -601,6 +622,7 @@ def _measured(
     """
     about: dict[str, Any] = {"known": known, "version": version, "date": date, "evidence": evidence}
     if isinstance(found, str):
+        # the words of a rule that foresaw the error are clearer than its text
         problem = finding.problem or ""
         told = problem if problem.startswith("refused") else f"refused: {found}"
         empty: dict[str, Any] = {"radians": (), "magnitude": None, "axis_of_pair": ()}
@@ -634,6 +656,6 @@ def _compared(finding: EngineFinding, reference: Rotation, length: int) -> Engin
     rotation = _rotation(finding)
     if rotation is None or finding.engine == REFERENCE:
         return finding
-    # what was run has the numbers of float32
+    # what was run has the numbers of float32; others are exact, and differ by the last bits alone
     same = SAME_IN_RUNS if finding.known in (RUN, RECORDED) else 1e-6
     return replace(finding, difference=compare(reference, rotation, length, same))

@@ -1,4 +1,12 @@
-"""What an engine is asked about: one layer type of a config, and how it is served."""
+"""What an engine is asked about: one layer type of a config, and how it is served.
+
+Words of this module:
+  rope         an object of a config with the settings of a rotation. `rope_scaling`, or v4, is where
+               transformers 4 has it; `rope_parameters`, or v5, where transformers 5 has it, which
+               may be one rope, or an object with one for each layer type
+  text model   the part of a multimodal config that is about text, or else the whole config
+  case         a `ServedLayer`
+"""
 
 from __future__ import annotations
 
@@ -45,6 +53,7 @@ def ropes_by_layer_type(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any
     """Return {layer type: its rope object} if `rope_parameters` has one for each, else {}. A null
     under a declared layer type counts as an empty object.
     """
+    # an object is the rope of a layer type, unless its key is one that a rope itself may have
     v5 = _object(config.get("rope_parameters"))
     declared = declared_types(config)
     return {
@@ -88,6 +97,7 @@ class ServedLayer:
         if self.rope_with_nulls.get("truncate", True) is None:
             rope["truncate"] = False  # as transformers reads a null
         is_scaled = self.spec.scaling.name != "default"
+        # a type of mrope has several axes and no scaling
         names_scaling = _name(rope) not in ("default", "mrope")
         return rope if self.by_layer_type or is_scaled or not names_scaling else {}
 
@@ -105,12 +115,14 @@ class ServedLayer:
 
     @property
     def rope_with_nulls(self) -> Mapping[str, Any]:
-        """The rope object as the config writes it, with the keys that are null."""
+        """The rope object as the config writes it, with the keys that are null; {} if other layer
+        types have a rope and this one has none.
+        """
         by_type = ropes_by_layer_type(self.config)
         if by_type:
             return by_type.get(self.layer_type, {})
         v4, v5 = (_object(self.config.get(key)) for key in ("rope_scaling", "rope_parameters"))
-        return {**v4, **v5}
+        return {**v4, **v5}  # a key that both have counts as in v5
 
     @property
     def by_layer_type(self) -> bool:

@@ -1,5 +1,12 @@
 """When a rule of an engine applies: named conditions, for what no list of families or config keys
 can say.
+
+Words of this module:
+  reading   what the engine has computed so far; `reading.spec` is its rope now
+  case      one layer type of a config and how it is served, a `ServedLayer`; `case.config` has the
+            keys of the text model. In a multimodal config the keys of the whole config are added to
+            them under names that end with "_outside"
+  absent    `get(key, 0) is None`: the key is there and null; one that is absent gives 0
 """
 
 from __future__ import annotations
@@ -156,7 +163,9 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
 
 
 def _sections_for_another_part(case: ServedLayer) -> bool:
-    """Return whether the config gives a fraction of the head other than the one that rotates."""
+    """Return whether the config gives a fraction of the head other than the one that rotates, which
+    the sections of M-RoPE add up to.
+    """
     fraction = case.value("fraction")
     return fraction is not None and case.spec.rotated_dims != int(case.head_dim * fraction)
 
@@ -164,6 +173,7 @@ def _sections_for_another_part(case: ServedLayer) -> bool:
 def _lacks_a_rope(case: ServedLayer) -> bool:
     """Return whether `rope_parameters` has no rope for a declared layer type, full or sliding."""
     ropes = case.config.get("rope_parameters") or {}
+    # other layer types, such as linear attention, need no rope
     attending = {"full_attention", "sliding_attention"} & {*declared_types(case.config)}
     return any(ropes.get(name) is None for name in attending)
 
@@ -201,7 +211,7 @@ def _in_another_order(case: ServedLayer) -> bool:
     layers, or with other names than those of full and sliding attention.
     """
     types = case.config.get("layer_types")
-    if not isinstance(types, list):
+    if not isinstance(types, list):  # absent or null, the class makes them; anything else is wrong
         return types is not None
     layers = case.config.get("num_hidden_layers") or len(types)
     return len(types) != layers or bool({*types} - {"full_attention", "sliding_attention"})

@@ -76,6 +76,7 @@ def compare(
     # a pair counts as having another axis only if its frequency is the same
     axis_differs = [a != b and not f for (a, b), f in zip(axes, frequency_differs, strict=True)]
     different = [i for i in range(pairs) if frequency_differs[i] or axis_differs[i]]
+    # the magnitude is on q and on k, so a score has its square
     temperature = (engine.magnitude / reference.magnitude) ** 2
     same_magnitude = abs(temperature - 1) <= 2 * same
     if not different and same_magnitude:
@@ -96,6 +97,7 @@ def compare(
         # the gap of a pair with the same frequency is rounding
         gaps = [g if f else 0.0 for g, f in zip(gaps, frequency_differs, strict=True)]
     first = different[0] if different else None
+    # `changes` are those of a reference without a magnitude, whose scores are `square` times smaller
     square = reference.magnitude**2
     return Difference(
         first,

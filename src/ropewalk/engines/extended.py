@@ -1,5 +1,7 @@
 """What engines make of a config that was extended: who computes another rope, and who refuses to
 start for the longer context.
+
+The served length is the longest sequence that a config allows, its max_position_embeddings.
 """
 
 from __future__ import annotations
@@ -46,9 +48,11 @@ def length_notes(config: Any, max_model_len: int) -> tuple[str, ...]:
     specs = {name: spec for name, spec in read_specs(text)[0].items() if spec is not None}
     scaled = [name for name, spec in specs.items() if spec.scaling.name != "default"]
     layer_type = (scaled or list(specs))[0]  # the first with a scaling, or else the first
+    # the longest sequence of a batch is as long as the limit; True: the limit is given
     case = ServedLayer(specs[layer_type], text, layer_type, max_model_len, max_model_len, True)
     if case.max_position is None or case.max_position >= max_model_len:
         return ()
+    # engines that would refuse to start, because they do not multiply the served length by the factor
     limited = [name for name in LENGTH_LIMITED if exceeds_served_length(ENGINES[name], case)]
     others = [ENGINES[name].title for name in LENGTH_LIMITED if name not in limited]
     verb = "multiply" if len(others) > 1 else "multiplies"

@@ -3,6 +3,16 @@
 Every operation has the same arguments: the `reading`, which it changes; the `rule`, a row of the
 file, whose `values` are its parameters; the `release` that the row belongs to; and the
 `releases` of all engines. Its docstring says what the engine computes with such a row.
+
+Words of this module:
+  reading   what the engine computes for a case as far as the rows have applied, an `EngineReading`;
+            `reading.spec` is its rope now, `reading.fail(...)` ends it without a result
+  case      one layer type of a config and how it is served, a `ServedLayer`; `case.spec` is the rope
+            that the config describes, `case.rope` the keys of its rope object
+  parameter a value of the row: a number, or a text such as "rope.factor" that names a key of the
+            config; `_value` looks it up
+  text      `rule.text(reading)` is what the engine does, in words
+  v5        `rope_parameters`, the rope object of transformers 5
 """
 
 from __future__ import annotations
@@ -50,6 +60,7 @@ def _refuse(reading: EngineReading, rule: Rule, release: Release, releases: Rele
 def _needed(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """The engine raises an error where the config lacks a key of `needs` of the rules file."""
     case = reading.case
+    # a multimodal model may need other keys than its text model has by itself
     outside = release.needs.get(case.config.get(OUTER_TYPE, ""))
     needed = release.needs.get(case.model_type or "", ()) if outside is None else outside
     lacking = [key for key in needed if key not in case.config]
@@ -65,7 +76,7 @@ def _null(reading: EngineReading, rule: Rule, release: Release, releases: Releas
     keys = [
         key
         for key, families in refused.items()
-        if case.model_type in families and case.config.get(key, 0) is None
+        if case.model_type in families and case.config.get(key, 0) is None  # there, and null
     ]
     if keys:
         reading.fail(f"refused: {rule.text(reading, keys=', '.join(keys))}")
@@ -105,14 +116,14 @@ def _limit(reading: EngineReading, rule: Rule, release: Release, releases: Relea
 def _as(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """The engine runs the code of another one: all of its rules apply, and no further row."""
     other = releases[rule.values["engine"]].apply(reading.case, releases)
-    vars(reading).update(vars(other))
+    vars(reading).update(vars(other))  # the reading becomes that of the other engine
     reading.add_rule(rule.about, rule.text(reading), rule.source)
     reading.done = True
 
 
 @_operation("apply")
 def _apply(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """Apply a part of the rules of another engine, such as its config class."""
+    """Apply the rows of another engine that belong to one part, such as its config class."""
     releases[rule.values["engine"]].apply_part(rule.values["parts"], reading, releases)
 
 
@@ -145,6 +156,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 def _head_size(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """Heads are hidden_size / num_attention_heads wide, whatever head_dim is."""
     size, scaling = reading.case.derived_head_dim, reading.case.spec.scaling
+    # LongRoPE has a factor for each pair
     if isinstance(scaling, LongRope) and len(scaling.short_factor) != size // 2:
         reading.fail(_misfit(len(scaling.short_factor), size // 2))
         return
@@ -194,6 +206,7 @@ def _change(reading: EngineReading, rule: Rule, release: Release, releases: Rele
     given = {key: _value(reading.case, each) for key, each in rule.values.items() if key != "times"}
     for key, factor in rule.values.get("times", {}).items():
         given[key] = factor * getattr(reading.spec.scaling, key)
+    # if the config lacks the key of one of them, all stay as they are
     if all(value is not None for value in given.values()) and reading.change_scaling(**given):
         reading.add_rule(rule.about, rule.text(reading, **given), rule.source)
 
@@ -221,7 +234,7 @@ def _log_multiplier(case: ServedLayer, factor: float) -> float:
     """
     weight = case.rope.get("mscale_all_dim") or 0.0
     if case.latent and weight not in (0.0, 1.0):
-        return 1.0
+        return 1.0  # the quotient of two equal magnitudes
     return _of_all_dim(case, factor)
 
 
@@ -245,7 +258,9 @@ MAGNITUDES: dict[str, Callable[[ServedLayer, float], float | None]] = {
 
 @_operation("magnitude")
 def _magnitude(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """YaRN's magnitude: the first of MAGNITUDES in `by` that gives one, times `times`."""
+    """YaRN's magnitude: the first of the formulas MAGNITUDES, as the row lists them in `by`, that
+    gives one, times the parameter `times`.
+    """
     case, yarn = reading.case, reading.spec.scaling
     assert isinstance(yarn, Yarn)  # for the type checker
     found = (MAGNITUDES[name](case, yarn.factor) for name in rule.values["by"])
@@ -258,9 +273,9 @@ def _magnitude(reading: EngineReading, rule: Rule, release: Release, releases: R
 
 @_operation("yarn with the keys of the rope")
 def _read_as_yarn(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """Any scaling but YaRN is computed as YaRN, with the rope's factor and betas and the rule's
+    """Any scaling but YaRN is computed as YaRN, with the rope's factor and betas and the row's
     `length` as trained length; with `filled` the scaling's own one, unless it is dynamic. Without a
-    length the engine fails.
+    trained length, or with `filled` without a factor, the engine raises the error `without`.
     """
     case, scaling = reading.case, reading.spec.scaling
     if isinstance(scaling, Yarn):
@@ -286,7 +301,9 @@ def _read_as_yarn(reading: EngineReading, rule: Rule, release: Release, releases
 @_operation("longrope factors")
 def _longrope(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """Which factors of LongRoPE every sequence gets: `use` is "long", "short", or "limit" for those
-    of the length that the engine is started for, by default `limit`.
+    of the length that the engine is started for, by default the value of the key `limit`.
+
+    `magnitude` names the key of the magnitude for the "long" and for the "short" factors.
     """
     case, values = reading.case, rule.values
     scaling = reading.spec.scaling
@@ -322,6 +339,7 @@ def _table(reading: EngineReading, rule: Rule, release: Release, releases: Relea
     case, scaling = reading.case, reading.spec.scaling
     assert isinstance(scaling, LongRope)  # for the type checker
     served = _value(case, rule.values["served"])
+    # the engine compares the last position, which is length - 1, with the trained length
     if case.length - 1 > scaling.original_length and case.length > (served or math.inf):
         reading.fail(f"refused: the table of LongRoPE ends after {served} positions")
 
@@ -332,6 +350,7 @@ def _ministral3(reading: EngineReading, rule: Rule, release: Release, releases: 
     case, scaling = reading.case, reading.spec.scaling
     assert isinstance(scaling, LongRope)  # for the type checker
     served, trained = _value(case, rule.values["served"]), scaling.original_length
+    # the last position, not the length, tells which factors and which magnitude are used
     magnitude = case.rope.get("long_mscale" if case.length - 1 > trained else "short_mscale")
     if magnitude is None:
         magnitude = math.sqrt(1 + math.log(max(1.0, served / trained)) / math.log(trained))
@@ -403,6 +422,7 @@ def _arguments(reading: EngineReading, rule: Rule, release: Release, releases: R
     `model` says which keys those are.
     """
     case, config = reading.case, reading.case.config
+    # in a multimodal config the class of the whole model comes first
     model: Mapping[str, Any] = release.models.get(
         config.get(OUTER_TYPE, ""), release.models[case.model_type or ""]
     )
@@ -488,7 +508,7 @@ def _build(reading: EngineReading, rule: Rule, release: Release, releases: Relea
     case, keys = reading.case, reading.keys or {}
     # of the two names of a scaling, `type` takes precedence
     rope_type = str(keys.get("type") or keys.get("rope_type", "default")) if keys else "default"
-    rope_type = rule.values.get("to", rope_type) if keys else rope_type
+    rope_type = rule.values.get("to", rope_type) if keys else rope_type  # without keys no scaling
     if rope_type == "longrope":
         _mlx_longrope(reading, keys, rule)
         return
@@ -514,8 +534,11 @@ def _mlx_scaling(
     keys: Mapping[str, Any],
     case: ServedLayer,
 ) -> Scaling | str:
-    """Return the scaling of a rope object, or why it is refused; `scalings` has the keys and the
-    defaults of each rope_type.
+    """Return the scaling of a rope object, or why it is refused.
+
+    scalings  {rope_type: {"is": name of the scaling, "keys": {key of the rope: field of the scaling},
+              "defaults": {key: value}}}
+    keys      the rope object
     """
     row = scalings.get(rope_type)
     if row is None:
@@ -534,16 +557,20 @@ def _mlx_scaling(
         weight, divisor = given.pop("mscale"), given.pop("mscale_all_dim")
         factor = given["factor"]
         given["attention_factor"] = mscale(factor, weight or 0) / mscale(factor, divisor or 0)
-        given["truncate"] = True
+        given["truncate"] = True  # mlx-lm does not read this key
     if row["is"] == "dynamic":
-        given["original_length"] = case.max_position or 2048
+        given["original_length"] = case.max_position or 2048  # the default of mlx-lm
     return SCALINGS[row["is"]](**given)
 
 
 def _mlx_longrope(reading: EngineReading, keys: Mapping[str, Any], rule: Rule) -> None:
-    """Change the reading to LongRoPE as mlx-lm computes it, always with the long factors; `keys` is
-    the rope object that its model class reads.
+    """Change the reading to LongRoPE as mlx-lm computes it, always with the long factors.
+
+    keys  the rope object that its model class reads
+    rule  with `length_outside` the class takes the trained length from outside the rope object;
+          `magnitude` names a key of the magnitude
     """
+    # what the rows have made of the rope so far, and what the config describes
     scaling, pairs = reading.spec.scaling, reading.spec.pairs
     described = reading.case.spec.scaling
     if isinstance(described, LongRope) and len(described.long_factor) != pairs:
@@ -565,7 +592,14 @@ def _mlx_longrope(reading: EngineReading, keys: Mapping[str, Any], rule: Rule) -
 
 def _factor_of_length(release: Release, case: ServedLayer) -> Any:
     """Return what an engine multiplies max_position_embeddings by to get the longest sequence that
-    it serves, as the config writes it.
+    it serves, as the config writes it, which may be no number. The table `length` of its rules file
+    says how.
+
+    multiplied   "never"; "by the only rope", if it is one of those that `_is_read` describes; or "by
+                 the last rope": that of the last layer type with a factor
+    not_family   model types whose length is not multiplied; `not_types`: scalings that are not
+                 counted
+    null_is_one  a factor of null counts as 1
     """
     how = release.length.get("multiplied", "never")
     if how == "never" or case.model_type in release.length.get("not_family", ()):
@@ -588,8 +622,9 @@ def _is_read(release: Release, case: ServedLayer) -> bool:
     """Return whether the engine multiplies the served length by the factor: only if there is one
     rope for all layer types, and neither the config nor its class gives a trained length in it.
     """
+    # transformers' config class writes the trained length into these scalings if the config has none;
+    # the classes that the engine has for some families write it into llama3 alone
     own_class = case.model_type in release.length["own_class"]
-    # transformers' config class writes the trained length into scalings if the config has none
     filled = ("llama3",) if own_class else ("yarn", "llama3", "longrope")
     by_layer_type = case.by_layer_type or case.model_type in release.length["by_layer_type"]
     return not (

@@ -1,5 +1,12 @@
 """What an engine computes from a config: it starts as what the config describes, and the engine's
 rules change it.
+
+Words of this module:
+  case            one layer type of a config, and how it is served
+  reading         what one engine computes for a case, an `EngineReading`
+  about, does     the topic of a rule, and what the engine does, in words
+  source          the file of the engine in which that was read
+  trained, served the lengths in tokens that the model was trained with and is used with
 """
 
 from __future__ import annotations
@@ -64,7 +71,7 @@ class EngineReading:
         self.done = False
 
     def fail(self, problem: str) -> EngineReading:
-        """Record why there is no result, and return the reading.
+        """Record why there is no result, and return the reading; no further rule applies.
 
         "refused: ..." if the engine raises an error, "not known: ..." if its code was not read for
         this rope.
@@ -133,6 +140,7 @@ class EngineReading:
         """
         yarn = self.spec.scaling
         assert isinstance(yarn, Yarn)  # for the type checker
+        # the key by which the config gives the magnitude
         key = "mscale" if yarn.attention_factor is None else "attention_factor"
         expected = frequencies_of(self.spec)[1]
         if self.change_scaling(attention_factor=magnitude) and expected != magnitude:
@@ -142,8 +150,8 @@ class EngineReading:
     def fix_longrope_factors(
         self, original_length: int, long: bool, does: str, source: str
     ) -> None:
-        """Use the long or the short factors of LongRoPE for every sequence, whatever its length,
-        and add the rule.
+        """Use the long factors of LongRoPE (if `long`) or the short ones for every sequence,
+        whatever its length, and add the rule; `original_length` is the trained length.
         """
         # frequencies are computed for `self.length`: a length for which LongRoPE uses these factors
         self.length = original_length + 1 if long else 1
@@ -170,14 +178,15 @@ class EngineReading:
             self.add_rule("attention_factor", f"not read: the magnitude is {does}", source)
 
     def freeze_ntk(self, stretch: float, does: str, source: str) -> None:
-        """Replace dynamic NTK by one base for every length; `stretch` is how much longer the
-        slowest wavelength becomes.
+        """Replace dynamic NTK by one base for every length; `stretch` is how many times longer the
+        slowest wavelength becomes. One of at most 0 has no such base: the reading fails.
         """
         self.add_rule("dynamic NTK", does, source)
         if stretch <= 0:
             self.fail(f"refused: the base is multiplied by a fractional power of {stretch:.4g}")
             return
         dim = 2 * self.spec.pairs
+        # a single pair has the frequency 1 with any base
         theta = self.spec.theta * (1.0 if dim == 2 else stretch ** (dim / (dim - 2)))
         self.spec = self.spec.with_(theta=theta, scaling=Default())
 

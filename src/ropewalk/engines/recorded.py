@@ -1,5 +1,8 @@
 """What engines were recorded to compute: a data file for each release, with the ropes of the very
 configs that it was run with.
+
+Words of this module: a `digest` is the name of a config in these files, made from its keys and the
+lengths that it was served with. A cell is what one engine did with one layer type of one config.
 """
 
 from __future__ import annotations
@@ -48,13 +51,13 @@ class Record:
         return self.version if self.since is None else f"{self.since} to {self.version}"
 
     def rope(self, name: str, layer_type: str, spec: RopeSpec, length: int) -> Cell | None:
-        """Return what was recorded for a layer type of the config with this digest; None if it was
-        not run.
+        """Return what was recorded for a layer type of the config with the digest `name`; None if
+        it was not run. `spec` is what the config describes, in sequences of `length` tokens.
         """
         found = self.cells.get(name, {})
         if layer_type not in found:
             return None
-        entry = found[layer_type]
+        entry = found[layer_type]  # see `cells`
         if entry is None or (isinstance(entry, str) and entry != AS_DESCRIBED):
             return Cell(entry)
         if entry == AS_DESCRIBED:
@@ -79,6 +82,7 @@ def load(*folders: Path) -> dict[str, Record]:
         for path in sorted(folder.glob("*.json")):
             record = Record(**json.loads(path.read_text(encoding="utf-8")))
             old = found.get(record.engine)
+            # a record in `folders` replaces one of the same version in the package
             if old is None or _order(record.version) >= _order(old.version):
                 found[record.engine] = record
     return found

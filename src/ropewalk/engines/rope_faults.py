@@ -1,7 +1,13 @@
 """The rope objects of a config, and what may be wrong in them.
 
-A `rope` is one such object, of a config or of one of its layer types; a `place` is a config or a
-rope, since both may hold theta or the rotated fraction.
+Words of this module:
+  rope      one such object, of a config or of one of its layer types
+  place     a config or a rope, since both may hold theta or the fraction of the head that rotates
+  fault     a value that `from_hf` refuses; FAULTS has most of them by name
+  name      of a scaling: the value of `rope_type` or, in older configs, `type`
+  text      a string of a config; a numeric text holds a number, such as "8.0"
+  known     a family whose code was read; of all others, what a config means is not known
+  absent    `get(key, 0) is None`: the key is there and null; one that is absent gives 0
 """
 
 from __future__ import annotations
@@ -173,7 +179,7 @@ def has_empty_name(rope: Config) -> bool:
 
 
 def has_factor_below_zero(rope: Config) -> bool:
-    """Return whether LongRoPE has a factor that is 0 or below."""
+    """Return whether the lists of LongRoPE have a factor that is 0 or below."""
     given = [rope[key] for key in LISTS if isinstance(rope.get(key), list)]
     return any(is_at_most_zero(value) for each in given for value in each)
 
@@ -187,6 +193,7 @@ def width_of(config: Config) -> int:
     if size is None and is_count(hidden) and is_count(heads):
         size = hidden // heads  # type: ignore[operator]
     given = [place[key] for place in places_of(config) for key in FRACTIONS if key in place]
+    # the first one counts: a key beside the rope comes before one in it
     is_read = is_count(size) and given and _is_number(given[0])
     return int(size * given[0]) if is_read else 0
 
@@ -235,7 +242,7 @@ def with_places(config: Config, change: Callable[[Config], Config]) -> Config:
 
 
 def is_not_finite(value: Any) -> bool:
-    """Return whether a value is an infinity or no number at all."""
+    """Return whether a value is an infinity or NaN."""
     return isinstance(value, float) and not math.isfinite(value)
 
 
@@ -369,6 +376,7 @@ def has_wrong_sections(config: Config) -> bool:
     """Return whether the sections of some rope do not add up to the pairs that rotate."""
     given = [rope.get("mrope_section") for rope in all_ropes(config)]
     lists = [each for each in given if isinstance(each, list)]
+    # a list with anything but integers is another fault
     counts = [each for each in lists if all(isinstance(count, int) for count in each)]
     return any(sum(each) != pairs_of(config) for each in counts)
 
@@ -384,7 +392,7 @@ def has_two_ropes(config: Config) -> bool:
     old, new = config.get("rope_scaling"), config.get("rope_parameters")
     if not isinstance(old, Mapping) or not isinstance(new, Mapping) or not old or not new:
         return False
-    if ropes_by_layer_type(config):
+    if ropes_by_layer_type(config):  # one rope cannot be compared with one for each layer type
         return False
     return any(old[key] != new[key] for key in old.keys() & new.keys()) or (
         name_of(old) != name_of(new)

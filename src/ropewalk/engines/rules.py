@@ -5,6 +5,17 @@ A file names its engine, the families whose code was read, and rows. A row says 
 OPERATIONS) and where that is written. Rows apply in order; of rows with the same `chain` only the
 first that matches does. The file of a release may name another release with `extends`: a row
 with the `id` of a row of that release replaces it, and other rows come after those of that release.
+
+Words of this module:
+  row       a table of a rules file; a row of "rule" is a `Rule`
+  family    a model_type, as configs name it
+  case      one layer type of a config and how it is served, a `ServedLayer`
+  reading   what the engine computes for a case as far as the rows have applied, an `EngineReading`
+  problem   why a reading has no result: "refused: ..." or "not known: ..."
+  part      the name of a group of rows that other engines may apply by themselves; WHOLE is that of
+            rows about what a config class refuses
+  reason    why `from_hf` refuses a config, one of REASONS in unread.py
+  releases  {engine: its release}, for rows that apply the rules of another engine
 """
 
 from __future__ import annotations
@@ -54,6 +65,7 @@ TYPES: dict[str, Callable[[Any], bool]] = {
     "a list of known layer types": lambda value: value is None or isinstance(value, list),
 }
 
+#: {engine: the release whose rules are used}
 Releases = Mapping[str, "Release"]
 #: what a row can do; filled by `operations`
 OPERATIONS: dict[str, Callable[[EngineReading, Rule, Release, Releases], None]] = {}
@@ -121,7 +133,9 @@ class Rule:
 
     @property
     def is_about_family(self) -> bool:
-        """Whether the row is about certain families, whatever their rope and other keys are."""
+        """Whether the row is about certain families, whatever their rope and other keys are; it may
+        also demand that the config is not multimodal.
+        """
         others = (self.scaling, self.not_scaling, self.layer_type, self.given, self.lacks)
         written = (self.null, self.is_, self.is_not)
         return (
@@ -152,7 +166,9 @@ class Rule:
 
 
 def _has_type(value: Any, row: Mapping[str, Any]) -> bool:
-    """Return whether a value has the type of a row of `types`, and no name that the row lacks."""
+    """Return whether a value has the type that a row of `types` demands and, if the row lists names,
+    is null or a list of some of these names.
+    """
     names = row.get("names")
     return TYPES[row["is"]](value) and (
         names is None or value is None or all(each in names for each in value)
@@ -185,7 +201,11 @@ class Release:
               `is`, for a list the `names` that it may have, and, unless all classes have them, the
               `families` or `not_families`
     nulls     keys of a rope whose null the rules are about
-    code      the model types that the engine can load, and what it says of others
+    code      which models the engine can load: those of the engine `of` but `without` some, and
+              `names`; what it `says` of others; whether it can run the code of the checkpoint
+              (`remote`); whether it also reads the type of a text model in a multimodal config
+              (`parts`), of which it loads those `inside` too; "architectures" as `key` if it goes by
+              that key and not by model_type; the engine `types_of` whose config classes it uses
     """
 
     engine: str
@@ -215,9 +235,9 @@ class Release:
         """Return the config that the engine takes this one for, or the text of its problem with it,
         and the rules that say so.
 
-            why   the REASONS for which `from_hf` refuses the config; a row `unread` says what the
-                  engine does with one
-            same  whether the engine computes the same from two configs
+        why   the REASONS for which `from_hf` refuses the config; a row of `unread` says what the
+              engine does with one
+        same  a function of two configs: whether the engine computes the same from both
         """
         notes: list[EngineRule] = []
         for reason in why:
@@ -237,6 +257,8 @@ class Release:
                 and not (row.get("alone") and "model_type_outside" in config)
             )
             row = next(families, {})  # the first that is about such a config
+            # an engine that raises no error in any case may not even read the faulty value: then it
+            # computes the same with two values in its place, USUAL and OTHER
             if reason in OTHER and not row.get("always") and "as" not in row:
                 taken, other = TAKEN_AS[USUAL[reason]](config), TAKEN_AS[OTHER[reason]](config)
                 if same(usual(taken), usual(other)):  # the engine does not read the value
@@ -273,6 +295,7 @@ class Release:
             and CONDITIONS["whole config"](reading)
         ):
             return reading.fail("refused: the config has no model_type")
+        # of the rows that refuse, only those that need no knowledge of the rope
         for rule in self.rules:
             if rule.then == "refuse" and rule.is_about_family and rule.matches(reading):
                 return reading.fail(f"refused: {rule.text(reading)}")
@@ -286,7 +309,7 @@ class Release:
             for rule in each.rules:
                 if rule.part == WHOLE and rule.matches(reading):
                     return reading.fail(f"refused: {rule.text(reading)}")
-            for key, kind in each.wrong_types(case):
+            for key, kind in each.wrong_types(case):  # the first one is reported
                 return reading.fail(f"refused: {key} must be {kind}")
         return None
 
@@ -296,6 +319,7 @@ class Release:
         """
         if case.model_type not in self.families:
             return
+        # the keys of a rope alone are no config that lacks a needed key
         is_whole = CONDITIONS["whole config"](EngineReading(case))
         for row in self.types:
             families = row.get("families", self.families)
@@ -331,6 +355,7 @@ class Release:
             return None if name is None or str(name) in known else str(name)
         if (outer := whole or case.model_type) and str(outer) not in known:
             return str(outer)
+        # the text model's own type
         inside = case.model_type if self.code.get("parts") else None
         return None if not inside or inside in {*known, *self.code.get("inside", ())} else inside
 
@@ -355,7 +380,7 @@ class Release:
         """Apply the rows of one part, or with "" all rows but those of WHOLE, to what was read so
         far; return the same reading.
         """
-        ended: set[str] = set()
+        ended: set[str] = set()  # the chains of which a row has applied
         for rule in self.rules:
             if reading.done:
                 break
@@ -453,6 +478,7 @@ def _release(
             for reason in ([row["reason"]] if isinstance(row["reason"], str) else row["reason"])
         )
         for row in unread:
+            # "integers" is a name of TAKEN_AS, for a row without `as`, which is right too
             if row["reason"] not in REASONS or row.get("as", "integers") not in TAKEN_AS:
                 raise ValueError(f"unread: {row['reason']!r}, {row.get('as')!r} is not known")
         if base is not None:

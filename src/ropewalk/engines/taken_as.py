@@ -4,6 +4,16 @@ reads.
 Some of these configs have an arbitrary second value, such as a linear factor of 7, in the place of
 a faulty one: unread.py compares what an engine computes with two values, to see whether it reads
 them.
+
+Words of this module:
+  rope      an object of a config with the settings of a rotation, `rope_scaling` or
+            `rope_parameters`, or that of one layer type in it. `with_ropes(config, change)` changes
+            each
+  place     the config or one of its ropes; `with_places(config, change)` changes each
+  change    a function that returns a changed copy; all functions here leave what they are given
+  fraction  that of the head that rotates
+  sections  how many pairs rotate by each axis: time, height and width
+  unscaled  with a rope but without a scaling of its frequencies, the rope_type "default"
 """
 
 from __future__ import annotations
@@ -119,10 +129,13 @@ def _if(
 
 
 def _scaled(factor: float) -> Callable[[Config], Config]:
-    """Return a function that replaces the scaling of a rope by linear interpolation by `factor`."""
+    """Return a function that replaces the scaling of a rope by linear interpolation by `factor`; the
+    keys that every scaling has, such as theta, and those of axes stay.
+    """
     kept = {*keys.COMMON_KEYS, *keys.AXIS_KEYS} - {"rope_type", "type"}
 
     def change(rope: Config) -> Config:
+        # the name stays under the key, or both keys, where it was
         names = {key for key in ("rope_type", "type") if key in rope} or {"rope_type"}
         others = {key: value for key, value in rope.items() if key in kept}
         return {**dict.fromkeys(names, "linear"), "factor": factor, **others}
@@ -131,7 +144,9 @@ def _scaled(factor: float) -> Callable[[Config], Config]:
 
 
 def _fractions(config: Config, fraction: float, holds: Callable[[Config], Any]) -> Config:
-    """Return the config with this fraction of the head in every place that has one, if `holds`."""
+    """Return the config with this fraction of the head in every place that has one, if it is one
+    for which `holds` is true; else as it is.
+    """
 
     def change(place: Config) -> Config:
         return {**place, **{key: fraction for key in FRACTIONS if key in place}}
@@ -141,7 +156,7 @@ def _fractions(config: Config, fraction: float, holds: Callable[[Config], Any]) 
 
 def _other_numbers(rope: Config) -> Config:
     """Return a rope with numbers of OTHERS in place of magnitudes that are no numbers; with linear
-    scaling by 7 if anything but a magnitude is no number.
+    scaling by 7, which engines surely compute otherwise, if anything but a magnitude is no number.
     """
     wrong = no_numbers(rope)
     if {*wrong} - {*MAGNITUDES}:
@@ -215,7 +230,9 @@ def _theta_instead(config: Config, theta: float) -> Config:
 
 
 def _fraction_instead(config: Config, other: Config) -> Config:
-    """Return the config with another fraction, or none, wherever it is above 1."""
+    """Return the config with another fraction wherever it is above 1; `other` is the new entry
+    {"partial_rotary_factor": fraction}, or {} for none.
+    """
 
     def change(place: Config) -> Config:
         without_it = without("partial_rotary_factor")(place)
@@ -229,7 +246,9 @@ def _complete(config: Config) -> Config:
     pairs = pairs_of(config)
 
     def fill(rope: Config) -> Config:
-        """Return a rope with a possible value for each number that it lacks."""
+        """Return a rope with a possible value for each number that it lacks, for Llama 3 also for
+        the BANDS, its two frequency factors.
+        """
         needed = (
             *NEEDED.get(str(name_of(rope)), ()),
             *(BANDS if name_of(rope) == "llama3" else ()),
@@ -267,8 +286,8 @@ def _fitting_lists(config: Config) -> Config:
 
 
 def _lists_of_numbers(rope: Config, pairs: int) -> Config:
-    """Return a rope whose long factors, if they are one number, are that number for every pair, in
-    both lists.
+    """Return a rope with its long factors in both lists of LongRoPE; if they are one number, with
+    that number for each of `pairs` pairs.
     """
     factor: Any = rope.get("long_factor")
     factors = [factor] * pairs if isinstance(factor, int | float) else factor
@@ -278,8 +297,11 @@ def _lists_of_numbers(rope: Config, pairs: int) -> Config:
 def _with_sections(
     config: Config, fit: Callable[[list[int], int], list[int]] | None, other: bool = False
 ) -> Config:
-    """Return the config with sections that add up to the pairs that rotate: those of `fit`, or a
-    third of the pairs for each axis; with `other` an eighth for height and width.
+    """Return the config with sections that add up to the pairs that rotate.
+
+    fit    called with the three sections of a rope and the number of pairs; returns the new ones.
+           None, or a rope without three sections: a third of the pairs for each axis
+    other  an eighth of the pairs instead of a third for height and width, the rest for time
     """
     pairs = pairs_of(config)
     part = pairs // (8 if other else 3)
@@ -318,6 +340,7 @@ def _default_rope(config: Config) -> Config:
     the config's.
     """
     rope = DEFAULT_ROPES[str(config.get("model_type"))]
+    # one rope for all has a rope_type itself; of ropes by layer type each has its theta
     theta = {"rope_theta": _theta_of(config)} if "rope_type" in rope else {}
     return {**config, "rope_parameters": theta | rope}
 
@@ -340,6 +363,7 @@ def _default_layers(config: Config) -> Config:
     """Return the config with the family's ropes of DEFAULT_ROPES if it has one for each layer type
     there, else with one unscaled rope.
     """
+    # a family that is not in DEFAULT_ROPES has one rope for all; one for all has a rope_type itself
     rope = DEFAULT_ROPES.get(str(config.get("model_type")), {"rope_type": ""})
     return TAKEN_AS["an unscaled rope" if "rope_type" in rope else "the default rope of the class"](
         config
@@ -348,6 +372,7 @@ def _default_layers(config: Config) -> Config:
 
 def _scaled_to_fit(sections: list[int], pairs: int) -> list[int]:
     """Return sections in the same proportions, at least 1 each; the last one gets the rest."""
+    # `or 1`: all may be 0
     fitting = [max(1, count * pairs // (sum(sections) or 1)) for count in sections]
     return [*fitting[:-1], fitting[-1] + pairs - sum(fitting)]
 
@@ -404,7 +429,7 @@ def _instead(fault: str, values: Callable[[str, Any], Any]) -> Callable[[Config]
 
 
 def _possible(key: str, value: Any) -> Any:
-    """Return the number that a text holds, or any that the key may have."""
+    """Return the number that a text holds; for any other value a number that the key may have."""
     return number_in(value) if is_numeric_text(value) else POSSIBLE[key]
 
 

@@ -4,6 +4,8 @@ A row `unread` of a rules file names one of REASONS, and with `as` one of TAKEN_
 reads the config as another one. Without `as` the engine raises an error: with `always = true` in
 any case, otherwise only if it reads the faulty value. An engine counts as not reading the value if
 it computes the same from two configs with different values in its place, those of USUAL and OTHER.
+
+A rope is an object of a config with the settings of a rotation, a place is a config or a rope.
 """
 
 from __future__ import annotations
@@ -371,6 +373,7 @@ def readable(config: Config, keys: Iterable[str] = ()) -> tuple[Config, list[str
             read_specs(config, "exact")
             return config, left_out
         except RopeError as error:
+            # the key at the beginning of the field, which may go on after it
             key = re.split(r"[\[. ]", error.field)[0]
         if any(key in place for place in places_of(config)):
             config = with_places(config, without(key))
@@ -384,6 +387,7 @@ def put_back(scaling: Any, rope: Config) -> Any:
     """Return a scaling in which the rope's own values replace the placeholders of
     `with_placeholders`; they are not checked, since a scaling refuses them.
     """
+    # the values that had a placeholder, and whose placeholder no rule has changed
     changed = {
         key: rope[key]
         for key, placeholder in PLACEHOLDERS.items()

@@ -1,5 +1,9 @@
 """`ropewalk bench`: time the rotation and a copy, and print a table or JSON lines; optionally draw
 a chart.
+
+Words of this module: a contender is an implementation that is timed, this package or another
+library. A row is one measurement: a contender with one shape, order of axes, dtype and pass, or with
+"skipped", the reason why it was not timed. `us` are microseconds.
 """
 
 from __future__ import annotations
@@ -161,6 +165,8 @@ def verdict(timed: list[Row]) -> str:
     compared = {case: times for case, times in cases.items() if OURS in times and len(times) > 1}
     if not compared:
         return ""
+    # in each case the fastest library that is faster than ropewalk; names of ropewalk's other
+    # contenders begin with its own
     ahead = Counter(
         min(others, key=others.__getitem__)
         for times in compared.values()

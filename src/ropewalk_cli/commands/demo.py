@@ -199,6 +199,7 @@ def _run_studies(
         claims[name] = [asdict(claim) for claim in page.claims]
         if not quiet:
             show(page, name)
+    # `rows` and `folder` are those of the last study, `extend`
     return claims, report.write_report(out, sections, lead=_lead(checked, rows, folder, device))
 
 
@@ -257,6 +258,9 @@ def _speed_up(checked: SelfCheckReport, device: str) -> Verdict:
 def _extension(trained: int, losses: dict[tuple[str, int], float]) -> Verdict:
     """Return the verdict on a model that reads longer texts than it was trained on: its loss without
     a scaling and with the best method.
+
+    trained  the length of the texts that it was trained on
+    losses   {(method, factor): loss on texts of `factor` times that length}
     """
     from ropewalk_lab.report_html import Verdict
 
@@ -391,6 +395,7 @@ def _pictures(out: Path) -> tuple[list[Path], str | None]:
         return [], "no pictures: matplotlib is missing; run: pip install 'ropewalk[lab]'"
     from ropewalk_lab import plots, selfcheck
 
+    # the clocks are the 6 pairs of a head of 12 dimensions, at four positions
     figures = {
         "precision": plots.precision_lines(selfcheck.precision_curves(points=25, width=4)),
         "clocks": plots.clock_faces(rw.RopeSpec(12).frequencies().radians, (0, 1, 4, 64)),

@@ -1,5 +1,9 @@
 """`ropewalk engines`: run the engines that are installed here and compare what they compute with
 the spec of each config.
+
+Words of this module: a result is what one engine computed for one config, length and layer type. Its
+"verdict" is "same", "error" (the engine refused the config), "no spec" (ropewalk has none for it), or
+what differs from the spec.
 """
 
 from __future__ import annotations

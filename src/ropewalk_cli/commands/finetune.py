@@ -186,6 +186,7 @@ def _show_accuracy(name: str, held_out: dict[str, Measured], objective: str) -> 
     if published:
         note = f"Published: {published['source']}. Compare only runs on the same files."
     rows = [(name, accuracy(held_out.get("valid")), accuracy(held_out.get("test")))]
+    # a published row is the name of a model and its accuracies on the two files
     for row in published["rows"] if published else ():
         rows.append((f"{row[0]} (published)", *row[1:3]))
     table("accuracy", ("model", "valid", "test"), rows, note)

@@ -1,5 +1,13 @@
 """`ropewalk inspect config.json`: print a checkpoint's rope settings, trained and served length,
 precision, memory, and advice.
+
+Words of this module:
+  checkpoint  what `read_checkpoint` read from a config: {layer type: its facts, or None if it does not
+              rotate}, and the explanation of every value
+  facts       the spec of a layer type with its trained and served length, and what follows from them
+  layer       the same as plain data, as `_layer` returns it; a report has one for each layer type
+  coverage    how many turns each pair makes over a length; an angle is new if training has not shown
+              it to the pair
 """
 
 from __future__ import annotations
@@ -152,6 +160,7 @@ def _summary(facts: Facts) -> dict[str, Any]:
         "window": facts.window,
         "rotated_dimensions": 2 * facts.spec.pairs,
         "critical_dimension": critical,
+        # critical: how many dimensions are in pairs that make a whole turn in training
         "pairs_below_one_turn_in_training": facts.spec.pairs - critical // 2,
         "pairs_with_new_angles_unscaled": sum(facts.coverage.new_angles(facts.coverage.unscaled)),
         "pairs_with_new_angles": facts.new_angles,

@@ -42,6 +42,7 @@ def native_attention_forward(
         and attention_mask is None
     )
     changed = options.get("dropout") or any(options.get(name) is not None for name in OTHER_SCORES)
+    # `why_not` gives the reason for which the native attention cannot compute these tensors
     if not plain or changed or attention.why_not(query, key, value) is not None:
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **options)
     scale = options.get("scaling")
@@ -83,6 +84,7 @@ def native_attention(model: nn.Module) -> Iterator[str]:
     ):
         yield own
         return
+    # the masks stay those of sdpa, which computes what the native attention does not
     AttentionInterface.register(NATIVE_ATTENTION, native_attention_forward)
     AttentionMaskInterface.register(NATIVE_ATTENTION, sdpa_mask)
     model.set_attn_implementation(NATIVE_ATTENTION)  # type: ignore[operator]

@@ -1,5 +1,13 @@
 """Choose a method from measured rows: differences are paired and count beyond two standard errors;
 a method that no config can express is recommended for a material gain only.
+
+Words of this module:
+  row       one measurement, with its method, its metric ("text" or "passkey"), its length in tokens
+            and the results
+  measure   what methods are judged by, a key of MEASURES; lower is better in each
+  score     the values of a method in one measure, one for each window or pass key
+  noise     a difference that chance explains: at most two standard errors
+  rival     another method that a method is compared with
 """
 
 from __future__ import annotations
@@ -158,6 +166,7 @@ def scores_of(rows: Sequence[Row], trained: int, to: int) -> dict[str, Scores]:
             }
             if not all(np.isfinite(each).all() for each in ordered.values()):
                 continue
+            # one row of values: a Score may have several, one for each training
             scores[method] = {name: Score(np.array([each])) for name, each in ordered.items()}
     return scores
 
@@ -218,6 +227,7 @@ def decide(scores: Mapping[str, Scores], in_config: Sequence[str]) -> Decision:
         return Decision(best, best, best)
     best_served = choose(served, others=scores)  # chosen among `served`, compared with all
     between = gaps(scores[best.method], scores[best_served.method])
+    # {-1}: better by a material gain in some measure, and worse by one in none
     material = {gap.sign for gap in between.values() if gap.is_material}
     gain = "; ".join(
         f"{MEASURES[name]} {gap}{'' if gap.is_material else ', not material'}"
@@ -250,7 +260,9 @@ def choose(
     ] or list(scores)
 
     def order(name: str) -> tuple:
-        """Return the sort key of a method: the best one has the smallest."""
+        """Return the sort key of a method, the smallest for the best one: its largest shortfall, the
+        sum of its shortfalls, and its pass keys and its loss beyond the trained length.
+        """
         shortfalls = _shortfalls(
             scores[name], [each for other, each in scores.items() if other != name]
         )
@@ -282,6 +294,7 @@ def _reason(scores: Scores, others: Mapping[str, Scores]) -> str:
         if measure not in scores:
             continue
         score = scores[measure]
+        # a single value has no error; values of pass keys are shares missed, the text says those found
         error = score.error if score.values.size > 1 else math.nan
         if measure.endswith("keys"):
             value = with_error(1 - score.mean, error, ".0%", ".0%")

@@ -34,6 +34,7 @@ class Ledger:
     """
 
     def __init__(self, path: Path | None, setting: Mapping[str, Any]) -> None:
+        """Read the rows of a setting, plain data, from the file at `path`, if there is one."""
         self.path = path
         self.id = digest(setting)
         self._by_id: dict[str, Row] = {}

@@ -1,4 +1,14 @@
-"""Measure one method on a loaded model: losses on windows of text and pass keys, one row each."""
+"""Measure one method on a loaded model: losses on windows of text and pass keys, one row each.
+
+Words of this module:
+  window    a piece of the text that every method reads, at the length `to`, which is wanted, and cut
+            at the length `trained`; called by its index
+  row       one measurement in the ledger, identified by the fields that `_text`, `_passkey` or
+            `_search` returns
+  key       of "pass key", a number to be found in a text; a "key token" is one that needs a long
+            context, and is not about pass keys
+  variant   a digest of a method's options
+"""
 
 from __future__ import annotations
 
@@ -135,7 +145,7 @@ class Meter:
         return [
             row
             for row in self.ledger.rows
-            # the row of a search has no variant
+            # the row of a search has no variant, and stands for any
             if row["method"] in variants
             and row.get("variant", variants[row["method"]]) == variants[row["method"]]
         ]
@@ -154,7 +164,8 @@ class Meter:
             for window in windows
             if trained != to and not self._stored(_text(name, method, window, trained))
         ]
-        if self._is_fixed(method):  # the long text gives the loss of the short one too
+        # the long text gives the loss of the short one too, if it must be read anyway
+        if self._is_fixed(method):
             near = [(window, length) for window, length in near if (window, to) not in far]
         depths: dict[int, list[float]] = {}
         for length, depth in self.samples.passkeys:
@@ -215,6 +226,7 @@ class Meter:
         text = _text(name, method, window, length)
         self.ledger.add(text, **values, seconds=round(seconds, 4), memory=memory)
         near = _text(name, method, window, samples.trained)
+        # losses begin with that of token 1
         if (
             length == samples.to > samples.trained
             and not self._stored(near)

@@ -222,6 +222,7 @@ def scaling_of(method: Method, factor: float, trained: int) -> Scaling:
         name: value for name, value in arguments(method, factor, trained).items() if name in names
     }
     if scaling_class.name == LONGROPE:
+        # sequences up to the trained length are not scaled
         values.setdefault("short_factor", (1.0,) * len(values["long_factor"]))
     return scaling_class(**values)
 
@@ -237,4 +238,5 @@ def config_with(
     config = dict(copy.deepcopy(config_file.load(model.config)))
     with quiet():
         extension = extend(config, method.kind, **arguments(method, factor, trained))
+    # not saved: `extend` found no config key for the method
     return config if extension is not None and extension.saved else None

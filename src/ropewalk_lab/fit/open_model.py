@@ -94,6 +94,7 @@ def _refuse_extended(model: Any) -> None:
     is measured.
     """
     for module in model.modules():
+        # where `extend` keeps what it did to a module, also after that was undone
         extension = vars(module).get(EXTENSION)
         if extension is not None and extension._installed:
             raise RopeError(

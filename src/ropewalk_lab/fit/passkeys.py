@@ -49,6 +49,7 @@ def make_passkey(encode: Encode, length: int, depth: float, seed: int = 0) -> Pa
     share `depth` of the filler (0: before the filler).
 
     encode  text -> tokens, without special tokens
+    seed    another one gives another key
     """
     task, filler = list(encode(TASK)), list(encode(FILLER))
 

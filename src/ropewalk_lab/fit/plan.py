@@ -45,6 +45,7 @@ class Samples:
     bands         of positions, the last ends at `to`
     passkeys      (length, depth) of every pass key
     encode        text -> tokens, for pass keys; None: there are none
+    seed          of the pass keys and of the search
     spare         a window [to] for the search of LongRoPE's factors, which no method is measured
                   on; None without a search
     """
@@ -169,6 +170,7 @@ def _check_tokens(tokens: Tensor, model: Any) -> None:
     counts = _vocabulary(model)
     if not counts or not tokens.numel():
         return
+    # tokens must be in both vocabularies, that of the input and that of the output
     count, low, high = min(counts), int(tokens.min()), int(tokens.max())
     if low < 0 or high >= count:
         rule = f"must have tokens from 0 to {count - 1}, those of the model's vocabulary"

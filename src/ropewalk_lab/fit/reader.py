@@ -35,6 +35,9 @@ class Reader:
     def __init__(
         self, model: Any, kernels: str = "the model's own", attention: str = "the model's own"
     ) -> None:
+        """Find the parts of the model; `kernels` and `attention` are whose code rotates and computes
+        attention, for the report.
+        """
         if isinstance(model, Decoder):
             self.hidden: Callable[[Tensor], Tensor] = model.features
             self.head: Callable[[Tensor], Tensor] = lambda x: F.linear(x, model.head_weight)
@@ -60,7 +63,7 @@ class Reader:
         """
         tokens = torch.arange(5, device=self.device)[None] % self.vocab_size
         logits = self.model(tokens)
-        logits = getattr(logits, "logits", logits)
+        logits = getattr(logits, "logits", logits)  # transformers returns an object that holds them
         if not bool(torch.isfinite(logits).all()):
             rule = "must have finite logits; its weights or its dtype give NaN or infinity"
             raise RopeError("model", rule, type(self.model).__name__)

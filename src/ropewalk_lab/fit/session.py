@@ -174,8 +174,10 @@ def _measure(
     measured}.
     """
     candidates, skipped = size.search, {}
+    # LongRoPE's factors, if an earlier fit in this folder has searched them
     factors = meter.stored_longrope(candidates)
     must_search = candidates > 0 and factors is None and (names is None or LONGROPE in names)
+    # the number of steps to report, before the first one begins
     meter.expect(_chosen(names, factors), search=candidates if must_search else 0)
     if must_search:
         try:

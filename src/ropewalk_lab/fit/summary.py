@@ -1,4 +1,13 @@
-"""The table and the sentences of a fit: one line per method, and the recommendation in words."""
+"""The table and the sentences of a fit: one line per method, and the recommendation in words.
+
+Words of this module:
+  row       one measurement, with its "method", its "metric" ("text" or "passkey"), its "length" in
+            tokens and the results: "loss", the mean, and "bands", the mean of each band of positions;
+            or "found", 1 if the model found the pass key
+  facts     what identifies the fit: the model, the lengths `trained` and `to` in tokens, the bands,
+            the number of windows and of pass keys, and more
+  skipped   {method: why it was not measured}
+"""
 
 from __future__ import annotations
 
@@ -25,7 +34,7 @@ def score_text(values: Sequence[float]) -> str:
     """
     if not np.isfinite(values).all():
         return "not finite"
-    score = Score(np.array([values]))
+    score = Score(np.array([values]))  # of one training
     return f"{score.mean:.3f} ± {score.error:.3f}" if len(values) > 1 else f"{score.mean:.3f}"
 
 

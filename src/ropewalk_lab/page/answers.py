@@ -3,6 +3,8 @@ frequencies and the cost of a rope chosen on the page.
 
 The standard library and the definition alone: the same file runs in the browser and behind
 `ropewalk explore`.
+
+A request is a JSON object; `asked` is that object, whose keys the page sets.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ def _gguf(text: str) -> InMemory | None:
     """Return the metadata of a GGUF file if the text holds one under GGUF, else None."""
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # `doctor` reports it
         return None
     if not isinstance(found, dict) or not isinstance(found.get(GGUF), dict):
         return None
@@ -178,7 +180,7 @@ def _audit(asked: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("radians", "axis_of_pair"):
             del row[name]
         row["title"] = ENGINES[finding.engine].title
-        row["reference"] = finding.engine == "hf"
+        row["reference"] = finding.engine == "hf"  # transformers
         rows.append(row)
     return {"model_type": found.model_type, "findings": rows, "corrected": corrected}
 
@@ -188,6 +190,7 @@ def _spec(asked: Mapping[str, Any]) -> tuple[RopeSpec, int]:
     name, served = asked.get("scaling"), integer("served", asked.get("served"), low=1)
     given = {field: asked[field] for field in SCALING_FIELDS.get(str(name), ()) if field in asked}
     scaling = SCALINGS[choice("scaling", name, SCALINGS)](**given)
+    # RopeSpec checks both
     head_dim, theta = asked.get("head_dim"), asked.get("theta")
     return RopeSpec(head_dim, theta=theta, scaling=scaling), served  # type: ignore[arg-type]
 
@@ -237,7 +240,9 @@ def known_models() -> dict[str, str]:
 
 
 def _published(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of a row of published models."""
+    """Return the config of a row of published models, with the first of its model types, lengths
+    and thetas.
+    """
     model_type = row["model_types"][0]
     config = {
         "model_type": model_type,
@@ -253,6 +258,7 @@ def _published(row: Mapping[str, Any]) -> dict[str, Any]:
         "use_parallel_residual": row.get("use_parallel_residual"),
     }
     family = family_of(model_type)
+    # a family with several axes needs to be told how many pairs each has
     if family.sections and "scaling" not in row:
         config["rope_scaling"] = {"rope_type": "default", "mrope_section": list(family.sections)}
         if family.axis_order == "interleaved":

@@ -133,7 +133,7 @@ def _file_times(name: str) -> tuple[int, ...]:
     """Return when each weight file of a model was written, in ns; raise an error if the files are
     missing or too large.
     """
-    if name == TINY:
+    if name == TINY:  # a random model, which has no files
         return ()
     path = find_fetched(name)
     if not path.exists():
@@ -164,7 +164,8 @@ def _open(source: tuple[str, tuple[int, ...]]) -> LoadedModel:
     layers = _layers(model)
     # the other implementations do not return their weights
     model.set_attn_implementation("eager")  # type: ignore[operator]
-    # layers may have different numbers of heads; the view offers those that all have
+    # layers may have different numbers of heads; the view offers those that all have. A pass over
+    # any two tokens tells them
     head_counts: list[int] = []
     with (
         _attention_hooks(layers, lambda _, weights: head_counts.append(weights.shape[1])),
@@ -269,6 +270,7 @@ def _read(model: LoadedModel, request: ReadingRequest, report: Report) -> Readin
         written = _write(model, text.tokens[: -text.answer], positions[: -text.answer], done)
     losses = F.cross_entropy(output.logits[0, :-1].float(), tokens[0, 1:], reduction="none")
     stacked = np.stack([maps[layer] for layer in range(model.layers)])
+    # the row or column of the maps that a token is pooled into
     block = lambda place: place * stacked.shape[-1] // len(text.tokens)  # noqa: E731 - one line
     places = block(max(text.stated - 1, 0)), block(text.asked)
     return Reading(positions.numpy(), losses.numpy(), stacked, text.answer, *places, written)
@@ -290,7 +292,7 @@ def _write(
             past_key_values=cache,
             use_cache=True,
         )
-        cache = output.past_key_values
+        cache = output.past_key_values  # so that each step reads only the token written last
         written.append(int(output.logits[0, -1].argmax()))
         step, places = torch.tensor([[written[-1]]]), torch.tensor([[last + 1 + count]])
         done(count + 1)

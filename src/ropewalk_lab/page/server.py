@@ -130,6 +130,7 @@ def application(
         return _json(answers.known_models())
 
     async def about(_: Request) -> Response:
+        """Answer what this server offers beside the static page."""
         from ropewalk_lab.page.reading import MAX_TOKENS, TEXTS, offered_methods
 
         return _json(
@@ -143,6 +144,7 @@ def application(
         )
 
     async def ask(request: Request) -> Response:
+        """Answer as `answers` does, in a thread, so that other requests need not wait."""
         body = await _body(request)
         if body is None:
             return PlainTextResponse("refused", 400)
@@ -156,6 +158,7 @@ def application(
         return StreamingResponse(_read(body), media_type="application/x-ndjson")
 
     async def shown_report(_: Request) -> Response:
+        """Answer with the report; Markdown is shown as plain text."""
         if report is None:
             return PlainTextResponse("no report was given: ropewalk explore --report", 404)
         kind = "text/plain" if report.suffix.lower() == ".md" else "text/html"
@@ -187,16 +190,19 @@ class _Headers:
         self.app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request of ASGI: `scope` describes it, `receive` and `send` pass its messages."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
 
         async def with_headers(message: Any) -> None:
+            """Send a message; the first one of an answer gets the policy and the headers."""
             if message["type"] == "http.response.start":
                 names = {name for name, _ in message["headers"]}
                 policy = {"Content-Security-Policy": POLICY} | HEADERS
                 message["headers"] = [
                     *message["headers"],
+                    # an answer that has one of them, such as the report's policy, keeps its own
                     *(
                         (name.lower().encode(), value.encode())
                         for name, value in policy.items()
@@ -247,6 +253,7 @@ async def _read(body: str) -> AsyncIterator[str]:
     lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
     def run() -> None:
+        """Put the lines into the queue; None is the end."""
         try:
             lines.put({"ok": _readings(body, lambda share: lines.put({"progress": share}))})
         except RopeError as error:
@@ -254,7 +261,7 @@ async def _read(body: str) -> AsyncIterator[str]:
         except ValueError as error:
             lines.put({"error": {"field": "request", "rule": str(error)[:200]}})
         finally:
-            lines.put(None)  # the end
+            lines.put(None)
 
     threading.Thread(target=run, daemon=True).start()
     while (line := await asyncio.to_thread(lines.get)) is not None:
