@@ -50,6 +50,8 @@ PUBLISHED: dict[str, PublishedTable] = {
 def beside(name: str, findings: Findings) -> Table:
     """Return the table `name` of PUBLISHED with our columns on the right; "-" where the study has
     no counterpart of a row. Without any value of ours, the table is as published.
+
+    findings  of a study; its `ours` has our values for each table, by the first cell of a row
     """
     table, ours = PUBLISHED[name], findings.ours.get(name)
     if ours is None:

@@ -1,5 +1,14 @@
 """The report: one self-contained HTML page about all studies in a folder, with published results
 for comparison.
+
+Words of this module:
+  run       a study that was run, in a folder of any name
+  row       one measurement of a run: a dict with a metric, the values, and fields that say what was
+            measured
+  facts     what was run and how, from `study.json`: study, preset, seeds, settings, machine, text
+  findings  the tables, figures and claims that a study computes from its rows; a claim is a
+            statement with the verdict whether it holds
+  preset    the size of a run; those of TOO_SHORT allow no conclusions
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ class Trainer:
 
     With a `folder`, the log and checkpoints are written there, and `run` continues from the newest
     undamaged checkpoint. `evaluate` is called with the trainer every `settings.evaluate_every`
-    steps, and its result is logged. `step` is the number of finished steps.
+    steps, and its result is logged. `parallel` are the ranks that train together (None: this
+    process alone). `step` is the number of finished steps.
     """
 
     def __init__(
@@ -147,8 +148,8 @@ class Trainer:
         self.wrapped.train()
         try:
             for data in steps:
-                # one small all-reduce per step: the number of targets of all ranks, and whether any
-                # received a signal
+                # one small all-reduce per step: the number of targets of all ranks, and of ranks that
+                # received a signal, on which all ranks stop together
                 total, stops = self.parallel.total(float(data.count), float(signals.received))
                 self._unlogged.append(self.take_step(data, total))
                 self.step += 1
