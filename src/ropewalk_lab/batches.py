@@ -149,6 +149,7 @@ class TextBatches:
     documents: bool = False
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
+        """Return the windows with the numbers `index`, of `length` inputs each."""
         starts = self.starts(index, length)
         batch = next_token(self.split.rows(starts, length + 1))
         return (
@@ -225,6 +226,7 @@ class MixedBatches:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        """Refuse shares that are not one for each part, or do not add up to 1."""
         if (
             len(self.parts) != len(self.shares)
             or abs(sum(number("shares", s, low=0) for s in self.shares) - 1) > 1e-9

@@ -88,6 +88,7 @@ def _measure(name: str, num_heads: int, head_dim: int, length: int) -> MeasuredE
     encoding.
     """
     torch.manual_seed(0)
+    # the backend "math" returns the weights, and computes in the dtype float64 of its input
     layer = Attention(num_heads * head_dim, num_heads, encoding=name, length=length, backend="math")
     encoding = layer.encoding
     # the cost is that of float32; everything after `layer.double()` is measured in float64

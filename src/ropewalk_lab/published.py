@@ -36,7 +36,9 @@ class PublishedTable:
 
 
 def _table(row: dict[str, Any]) -> PublishedTable:
-    """Return one table of the data file."""
+    """Return one table of the data file; `row` has its fields as they were read, with lists in the
+    place of tuples.
+    """
     rows = tuple(tuple(cells) for cells in row["rows"])
     return PublishedTable(**{**row, "columns": tuple(row["columns"]), "rows": rows})
 

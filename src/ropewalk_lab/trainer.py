@@ -118,7 +118,7 @@ class Trainer:
         current step, and a run with a folder saves a checkpoint.
         """
         began, steps = time.perf_counter(), self.settings.steps
-        if not self.step:
+        if not self.step:  # after a first `run`, the next one goes on with its random numbers
             torch.manual_seed(fold(self.settings.seed, self.parallel.rank))
         if not self.resume() and self.folder is not None and self.parallel.first:
             # remove the rows of a run that was killed before its first checkpoint
@@ -193,6 +193,7 @@ class Trainer:
         if settings.clip is not None:
             self.norms.clip(norms[0], settings.clip)
         rate = self.rate(data.step)
+        # a group has its own multiple of the learning rate, as "rate"
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["rate"]
         self.optimizer.step()

@@ -8,6 +8,7 @@ Words of this module:
   pass       what was timed: "forward" or "forward+backward"
   copy       a plain copy of q and k, which a rotation cannot beat by much
   row        a dict with one measurement; "skipped" in it is the reason why there is none
+  us         microseconds
 """
 
 from __future__ import annotations

@@ -54,6 +54,7 @@ def gpu_table(rows: list[Row]) -> str:
     )
 
     def cell(contender: str, case: tuple[str, str]) -> str:
+        """Return the speeds of both passes in a case, (shape, order)."""
         of_passes = [
             percents.get((contender, *case, pass_name))
             for pass_name in ("forward", "forward+backward")
@@ -80,6 +81,7 @@ def decode_table(rows: list[Row]) -> str:
     )
 
     def cell(contender: str, shape: str, pass_name: str, digits: int) -> str:
+        """Return the microseconds of the latest two runs, with `digits` after the point."""
         case = (contender, shape, pass_name)
         times = [
             r["us"]
@@ -125,6 +127,7 @@ def fused_table(rows: list[Row]) -> str:
     )
 
     def cell(contender: str, shape: str) -> str:
+        """Return time and speed in the latest two runs."""
         timed = [
             r
             for r in rows

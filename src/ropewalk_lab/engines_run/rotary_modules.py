@@ -49,7 +49,7 @@ def layers_of(
     ropes: dict[int, dict[str, Any] | None] = {}  # by layer
     layers = set()
     for name, module in model.named_modules(remove_duplicate=False):
-        number = LAYER.search(name + ".")
+        number = LAYER.search(name + ".")  # the layer itself, such as "layers.3", is one too
         if number is None or "vis" in name:  # outside the layers, or in an image tower
             continue
         layers.add(int(number[1]))
@@ -123,6 +123,7 @@ def _stop_at_attention(
     )
 
     def forward(*args: Any, hidden_states: torch.Tensor, **named: Any) -> Any:
+        """Run the layer up to its attention, record the table, and pass the input on."""
         try:
             whole(*args, hidden_states=hidden_states, **named)
         except Passed as passed:

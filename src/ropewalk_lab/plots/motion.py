@@ -152,6 +152,7 @@ class _Canvas:
     def line(
         self, x: float, y: float, to_x: float, to_y: float, colour: str, width: int = 3
     ) -> None:
+        """Draw a line from (x, y) to (to_x, to_y)."""
         self.draw.line(
             (*self._at(x, y), *self._at(to_x, to_y)), fill=colour, width=width * OVERSAMPLING
         )

@@ -57,6 +57,7 @@ class TokenDriven(nn.Module):
                 "must be None: this attention continues from its own state",
                 type(self.attention).__name__,
             )
+        # [0]: without the state after x
         return self.attention(x, padding=padding, documents=documents)[0]
 
 

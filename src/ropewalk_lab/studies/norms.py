@@ -92,6 +92,7 @@ class NormedRotary(Rotary):
     relative: ClassVar[bool] = False
 
     def __init__(self, sizes: Sizes, spec: RopeSpec, norm: type[nn.Module]) -> None:
+        """Make the rotation of a spec, and two norms of the class `norm`: of queries and of keys."""
         super().__init__(sizes, spec)
         self.q_norm, self.k_norm = (
             LearnedHeadNorm(norm, sizes.head_dim),
