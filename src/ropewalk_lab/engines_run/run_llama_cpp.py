@@ -130,6 +130,7 @@ def _pair_members(node: llama.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of the first and of the second members of the pairs that a ROPE node
     rotates.
     """
+    # where ggml keeps the number of dimensions, the mode and the first dimension
     width, mode, start = (node.op_params[index] for index in (1, 2, 15))
     return probe.members("half" if mode & (NEOX | MROPE) else "interleaved", width, start)
 
