@@ -1,5 +1,12 @@
 """Batches as functions of sample numbers: the state of the data is one integer, whatever the number
 of ranks or steps.
+
+Words of this module:
+  sample       what has a number: a row of tokens, or the rows of two or three texts
+  index        the numbers of the samples of a batch, integer [samples]
+  fingerprint  a text that identifies the samples; a run continues only with the same one
+  stream       one of several independent series of random numbers of a sample, see
+               `stateless_random`
 """
 
 from __future__ import annotations
@@ -142,6 +149,7 @@ class TextBatches:
     documents: bool = False
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
+        """Return the windows with the numbers `index`, of `length` inputs each."""
         starts = self.starts(index, length)
         batch = next_token(self.split.rows(starts, length + 1))
         return (
@@ -166,6 +174,7 @@ class TextBatches:
         # each pass over the text has another order of its windows, and another offset of the first
         # one
         passes, window = np.divmod(np.asarray(index, dtype=np.int64), windows)
+        # for each pass two random numbers of the stream 0: of its order and of its offset
         random_bits = bits(fold(self.seed, length), passes, 0, 2)
         order_seed, offset = (
             random_bits[:, 0],
@@ -217,6 +226,7 @@ class MixedBatches:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        """Refuse shares that are not one for each part, or do not add up to 1."""
         if (
             len(self.parts) != len(self.shares)
             or abs(sum(number("shares", s, low=0) for s in self.shares) - 1) > 1e-9
@@ -231,6 +241,7 @@ class MixedBatches:
 
     @property
     def fingerprint(self) -> str:
+        """The shares and the fingerprints of the parts, and the seed."""
         parts = " + ".join(
             f"{share} {part.fingerprint}"
             for share, part in zip(self.shares, self.parts, strict=True)
@@ -253,8 +264,8 @@ class MixedBatches:
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
-    """Return the rows of several batches as one batch; raise an error if one has more tensors than
-    inputs and targets.
+    """Return the rows of several batches, the parts of a MixedBatches, as one batch; raise an error
+    if one has more tensors than inputs and targets.
     """
     extra = sorted({name for batch in batches for name in batch.keywords})
     if extra:
@@ -328,7 +339,7 @@ def mask_tokens(
     number("share", share, above=0, high=1)
     length = rows.shape[1]
     # 64 random bits for each token make three numbers: the high 24 bits choose the targets, the
-    # next 20 the kind of replacement, and the low 20 a random token
+    # next 20 the kind of replacement, and the low 20 a random token; they are of the stream 0
     raw = bits(seed, index, 0, length)
     draw, replacement, other = (
         raw >> np.uint64(40),

@@ -68,6 +68,7 @@ def write_checkpoint(
             # larger dtypes first, so that all tensors are aligned
             ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
             header = build_header([(label, t.dtype, tuple(t.shape)) for label, t in ordered], {})
+            # each tensor is written as a single piece
             write_file(draft / name, header, lambda label, tensors=tensors: [tensors[label]])
         content = {**state, "step": step, "files": {name: _sha256(draft / name) for name in files}}
         write_json(draft / STATE, {**content, "sha256": _state_sha256(content)})

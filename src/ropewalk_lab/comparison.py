@@ -88,9 +88,10 @@ def _measure(name: str, num_heads: int, head_dim: int, length: int) -> MeasuredE
     encoding.
     """
     torch.manual_seed(0)
+    # the backend "math" returns the weights, and computes in the dtype float64 of its input
     layer = Attention(num_heads * head_dim, num_heads, encoding=name, length=length, backend="math")
     encoding = layer.encoding
-    # the cost is that of float32; everything after `double` is measured in float64
+    # the cost is that of float32; everything after `layer.double()` is measured in float64
     flops, tensor_bytes = _cost(encoding, length)
     _, bytes_at_twice_the_length = _cost(encoding, 2 * length)
     layer.double()
@@ -129,8 +130,8 @@ def _is_bounded(encoding: Encoding, length: int) -> bool:
 
 
 def _entries(encoding: Encoding) -> list[str]:
-    """Return at which of "input", "qk" and "scores" the encoding acts, tried with three tokens of
-    ones.
+    """Return at which of "input", "qk" and "scores" the encoding acts: where it changes three
+    tokens of ones, or has a bias for their scores.
     """
     sizes, positions = encoding.sizes, torch.arange(3)
     coordinates = _on_all_axes(encoding, positions)
@@ -313,12 +314,15 @@ COLUMNS = (
 
 def as_markdown(rows: Iterable[MeasuredEncoding]) -> str:
     """Return the rows as a Markdown table, with the drift of encodings that are not relative."""
+    # six columns of words are aligned left, six columns of numbers right
     lines = [COLUMNS, ("---",) * 6 + ("---:",) * 6, *(_cells(row) for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 
 def _cells(row: MeasuredEncoding) -> tuple[str, ...]:
-    """Return a row of the Markdown table, one text per column."""
+    """Return a row of the Markdown table, one text per column. `excess` and `spread` are measured
+    beyond the trained length; a bounded encoding refuses such positions, and both are None.
+    """
     return (
         f"`{row.name}`",
         row.entry,

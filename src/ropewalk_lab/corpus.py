@@ -60,6 +60,8 @@ class Split:
                 length,
             )
         window = np.arange(integer("count", count, low=1))
+        # one window of each document, in a random order, then the next window of each; the seed is
+        # folded with 1, so that it differs from that of other random choices
         seeds = np.full(count, fold(seed, 1), dtype=np.uint64)
         chosen = long_enough[permuted(window % len(long_enough), len(long_enough), seeds)]
         # windows of the same document start at evenly spaced positions

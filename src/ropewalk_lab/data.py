@@ -187,6 +187,7 @@ def _text_batches(
 def _open_lines(data: Data, tokenizer: Tokenizer, seed: int) -> RunData:
     """Return the data of files whose lines are samples: triplets, or examples with classes."""
     has_classes = data.objective == "classes"
+    # in the file to train on, a triplet without a label has the label B, as in the published data
     train: list[Any] = (
         read_examples(data.source, data.columns) if has_classes else read_triplets(data.source)
     )
@@ -222,6 +223,7 @@ def open_part(
         if objective == "classes"
         else read_triplets(path, unlabelled=None)
     )
+    # the seed, 0, has no influence without `shuffle`
     return Part(_line_batches(rows, objective, classes, tokenizer, 0, shuffle=False), len(rows))
 
 
@@ -234,7 +236,8 @@ def _line_batches(
     shuffle: bool,
 ) -> Batches:
     """Return batches of labelled lines: texts with a class, or triplets (A, B, C), whose label says
-    whether B or C is closer to A. With `shuffle`, B and C are also exchanged at random.
+    whether B or C is closer to A. With `shuffle`, each pass has a new order, and B and C are
+    exchanged at random.
     """
     if objective == "classes":
         return ExampleBatches(rows, classes, tokenizer, seed, shuffle)

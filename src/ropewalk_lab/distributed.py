@@ -96,7 +96,7 @@ class Parallel:
         parts = {
             name: value[:, positions]
             for name, value in batch.keywords.items()
-            if name != "positions"
+            if name != "positions"  # the batch gets those of this rank
         }
         targets = batch.targets[:, positions]
         count = int((targets != IGNORED).sum())

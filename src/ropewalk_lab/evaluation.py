@@ -30,6 +30,7 @@ def evaluating(model: Model, device: torch.device | None = None) -> Iterator[tor
     """Context manager: evaluation mode without gradients; yields `device`, by default the device of
     the model's parameters.
     """
+    # a plain function has no mode and no parameters; an Identity stands in for it
     module = model if isinstance(model, nn.Module) else nn.Identity()
     parameter = next(module.parameters(), None)
     was_training = module.training

@@ -133,6 +133,7 @@ def evaluate_file(
     folder = find_model(model, "model")
     use = read_use(folder)  # what the model was trained for
     objective = choice("objective", use.objective, FILE_OBJECTIVES)
+    # only a file of these names in the folder, never a path to somewhere else
     choice("tokenizer", use.tokenizer, ("bytes", *TOKENIZER_FILES))
     tokenizer = open_tokenizer("bytes" if use.tokenizer == "bytes" else folder / use.tokenizer)
     classes = use.classes if objective == "classes" else LABELS

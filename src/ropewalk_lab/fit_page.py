@@ -1,5 +1,14 @@
 """The picture and the page of a fit: losses and pass keys by method, the recommendation, and what
 engines make of the config.
+
+Words of this module:
+  row    one measurement of a fit, of one `method`. With the `metric` "text" it is of one window of
+         text: its `length`, and in a window of the full length its mean loss in each band
+         (`bands`). With "passkey" it says whether a pass key was `found` (1 or 0) in a text of
+         `length` tokens at a `depth`, from 0 (start) to 1 (end)
+  facts  what was measured and how: model, methods, bands, and `to`, the length that the model is
+         extended to
+  band   a range of positions (low, high)
 """
 
 from __future__ import annotations
@@ -36,6 +45,7 @@ def draw_fit(fit: Fit) -> Any:
         for name in facts["methods"]
         if any(row["method"] == name and row["metric"] == "text" for row in rows)
     ]
+    # their names, such as "8k-16k"
     bands = [f"{short_length(low)}-{short_length(high)}" for low, high in facts["bands"]]
     for place, name in enumerate(names):
         # there are six colours; every further six methods have another line style
@@ -136,7 +146,7 @@ def _pass_keys_by_depth(fit: Fit) -> list[str]:
         return []
     depths = sorted({row["depth"] for row in key_rows})
     found = {(row["method"], row["length"], row["depth"]): row["found"] for row in key_rows}
-    words = {1: "yes", 0: "no", None: "-"}
+    words = {1: "yes", 0: "no", None: "-"}  # None: not measured
     cells = []
     for name, length in dict.fromkeys((row["method"], row["length"]) for row in key_rows):
         cells.append(

@@ -102,5 +102,6 @@ class GradientNorms:
         """Scale all gradients in place by max_norm / norm if `norm`, their total, is above
         `max_norm`.
         """
+        # 1e-6 avoids a division by 0, as in torch's clip_grad_norm_
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_([local(p.grad) for p in self.parameters if p.grad is not None], factor)  # type: ignore[attr-defined]

@@ -1,5 +1,13 @@
 """The measured reason for each entry of `analysis.GUIDE`, from runs of studies such as those in
 results/lab.
+
+Words of this module:
+  use       what an entry of GUIDE is for, such as "short text"
+  run       the result of a study, in a folder such as h200_base
+  row       one measurement of a run: a dict with a metric, the values, and fields such as `model`
+            and `length`, by which rows are chosen. `base` is theta; `tuned` the number of
+            fine-tuning steps, 0 for none; `factor` how many times longer the length becomes
+  score     the values [seeds, windows] of the chosen rows; the error of its mean is the noise
 """
 
 from __future__ import annotations
@@ -151,6 +159,7 @@ def _retrieval(passkey: list[Row], precision: list[Row], real: list[Row], kinds:
         trained, twice = (sum(row["mean"] for row in rows) / len(rows) for rows in rows_by_length)
         found_by_base.append(f"base {base:,.0f} {trained:.1%} and {twice:.1%}")
     errors = [_score(precision, "error", way=way, position=131_072).mean for way in ("exact", "hf")]
+    # the fields of the rows: 8,192 tokens at positions from 0
     case = {"dtype": "bfloat16", "length": 8192, "offset": 0}
     kl = [
         _score(real, "kl", rotation=rotation, **case).mean
@@ -184,7 +193,9 @@ def _linear_frequencies(kinds: list[Row]) -> str:
 
 
 def _images(multimodal: list[Row]) -> str:
-    """Return a sentence: the share of right answers on images larger than those of the training."""
+    """Return a sentence: the share of right answers on images larger than those of the training;
+    `side` is the number of patches per side.
+    """
     right = {
         name: 1 - _score(multimodal, "wrong", model=name, side=16).mean
         for name in ("rope_2d", "rope")

@@ -81,6 +81,7 @@ def measure(
     """
     parallel = Parallel() if parallel is None else parallel
     batch_size = max(1, _tokens_at_once(part, objective) // length)
+    # 0: no sample is done yet
     bar = Progress(progress, part.count, 0, bool(progress) and parallel.first)
     loss, hits, count, choices = 0.0, 0.0, 0.0, []
     try:
@@ -90,7 +91,8 @@ def measure(
             output = predict(batch.inputs, **batch.keywords)
             chosen = SCORES[objective](output).argmax(-1)
             hits += (chosen == batch.targets).sum().item()
-            # objectives return sums over the targets
+            # objectives return sums over the targets; some compute a mean first, which would be NaN
+            # without a target
             loss += OBJECTIVES[objective](_Output(output), batch).item() if batch.count else 0.0
             count += batch.count
             if objective in FILE_OBJECTIVES:  # one target for each sample

@@ -154,7 +154,9 @@ class ExampleBatches:
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse an empty list, and classes that the training file does not have."""
+        """Refuse an empty list, and classes that the training file does not have, except UNKNOWN,
+        which says that the class is not known.
+        """
         if not self.examples:
             raise RopeError("examples", "must not be empty", 0)
         labels = {example.label for example in self.examples if example.label is not None}
@@ -171,6 +173,9 @@ class ExampleBatches:
 
     @property
     def fingerprint(self) -> str:
+        """A text that identifies the samples: the tokenizer, the seed, and a hash of the examples
+        and of how they are used.
+        """
         content = json.dumps(
             [self.shuffle, self.classes, *([e.first, e.second, e.label] for e in self.examples)]
         )

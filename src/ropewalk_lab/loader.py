@@ -46,6 +46,7 @@ class Loader:
     def __init__(
         self, batches: Batches, stages: Sequence[Stage], accumulation: int, parallel: Parallel
     ) -> None:
+        """Keep where the samples come from, and how they are divided into steps and ranks."""
         self.batches, self.stages, self.accumulation, self.parallel = (
             batches,
             stages,

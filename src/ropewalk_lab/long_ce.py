@@ -56,7 +56,8 @@ def chunked_loss(
         losses = checkpoint(_losses, hidden[part], head, targets[part], use_reentrant=False)
         assert isinstance(losses, Tensor)
         if short is not None:
-            # the short context ends `start` entries earlier in this chunk
+            # the first `context` - 1 losses of the whole text have weight 1; `start` of them are
+            # before this chunk
             losses = losses * token_weights(short[part], losses, max(1, context - start))
         total = total + losses.sum()
     return total / len(targets)

@@ -99,6 +99,9 @@ class TripletBatches:
 
     @property
     def fingerprint(self) -> str:
+        """A text that identifies the samples: the form, the tokenizer, the seed, the order, and a
+        hash of the triplets.
+        """
         texts = "\0".join("\0".join((t.a, t.b, t.c, t.label or "")) for t in self.triplets)
         order = "" if self.swap else " in order"
         return (

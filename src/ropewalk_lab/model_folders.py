@@ -48,6 +48,7 @@ def find_model(folder: str | Path, name: str = "start") -> Path:
 
     name  what the caller calls the folder, for error messages
     """
+    # a preset may give a value of any type
     path = Path(folder) if isinstance(folder, str | Path) else None
     if path is None or not path.is_dir():
         rule = "must be the folder of a checkpoint, which holds config.json and safetensors files"
@@ -164,7 +165,7 @@ def load_start(
         raise RopeError(
             "model", "must keep the sizes of the checkpoint it starts from", not_in_checkpoint[:5]
         )
-    model.load_state_dict(kept, strict=False)
+    model.load_state_dict(kept, strict=False)  # not strict: `kept` lacks the new weights
     apply_freeze(model, freeze, tuple(new))
     return model
 
@@ -186,6 +187,7 @@ def check_start(
     """Raise an error if a model has a smaller vocabulary than the tokenizer needs; a RoFormer also
     if it has fewer positions than `length`, or fewer than two token types for two texts.
 
+    start      the folder of the model, for error messages
     two_texts  whether rows have two texts
     """
     config: Any = model.config

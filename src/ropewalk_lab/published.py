@@ -36,7 +36,9 @@ class PublishedTable:
 
 
 def _table(row: dict[str, Any]) -> PublishedTable:
-    """Return one table of the data file."""
+    """Return one table of the data file; `row` has its fields as they were read, with lists in the
+    place of tuples.
+    """
     rows = tuple(tuple(cells) for cells in row["rows"])
     return PublishedTable(**{**row, "columns": tuple(row["columns"]), "rows": rows})
 
@@ -50,6 +52,8 @@ PUBLISHED: dict[str, PublishedTable] = {
 def beside(name: str, findings: Findings) -> Table:
     """Return the table `name` of PUBLISHED with our columns on the right; "-" where the study has
     no counterpart of a row. Without any value of ours, the table is as published.
+
+    findings  of a study; its `ours` has our values for each table, by the first cell of a row
     """
     table, ours = PUBLISHED[name], findings.ours.get(name)
     if ours is None:

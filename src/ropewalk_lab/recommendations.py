@@ -1,5 +1,14 @@
 """Recommendations by use case, derived from the rows of studies; differences within the noise give
 no recommendation.
+
+Words of this module:
+  run     a finished study in a folder; a study may have several
+  row     one measurement of a run: a dict with a metric ("loss", "found"), the values, and fields
+          that say what was measured, such as `model`, `method` and `length`. `tuned` is the number
+          of fine-tuning steps, 0 for none; `factor` how many times longer the length becomes
+  facts   what was run and how: study, preset, seeds, settings, data
+  score   the values [seeds, windows] of the rows with given fields; lower is better
+  claim   a statement about the rows, with the verdict whether it holds in them
 """
 
 from __future__ import annotations
@@ -124,7 +133,7 @@ def _stream(result: StudyResult) -> tuple[str, str]:
             for length in (lengths[0], lengths[-1])
         )
         if near is not None and far is not None:
-            rise = compare(far, near)
+            rise = compare(far, near)  # of the same models: no noise between trainings
             if rise.difference + 2 * rise.error <= 0.05:  # nats per token
                 # the loss comes first, because the list is sorted by it
                 stable.append((far.mean, f"{name} ({difference(rise)})"))

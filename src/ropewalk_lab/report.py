@@ -1,5 +1,14 @@
 """The report: one self-contained HTML page about all studies in a folder, with published results
 for comparison.
+
+Words of this module:
+  run       a study that was run, in a folder of any name
+  row       one measurement of a run: a dict with a metric, the values, and fields that say what was
+            measured
+  facts     what was run and how, from `study.json`: study, preset, seeds, settings, machine, text
+  findings  the tables, figures and claims that a study computes from its rows; a claim is a
+            statement with the verdict whether it holds
+  preset    the size of a run; those of TOO_SHORT allow no conclusions
 """
 
 from __future__ import annotations
@@ -160,14 +169,14 @@ def noise(rows: list[Row], facts: dict[str, Any]) -> str:
 
 
 def _environment(facts: dict[str, Any]) -> str:
-    """Return two or more short sentences: preset, seeds, device, versions, date and text of a
-    study.
+    """Return two or more short sentences: preset, seeds, device, versions and date of a study, its
+    model if the facts have one, and its text.
     """
     machine, corpus = facts["machine"], facts.get("corpus", {})
     versions = f"torch {machine['torch']}, Python {machine['python']}, {machine['date']}."
-    # of a model that the study trained, the text is named by its hash, if there is one
+    # the text is named by its hash, if there is one and the facts have no model
     text = f" Text: sha256 {corpus['fingerprint'][:16]}." if corpus else ""
-    if "model" in facts:  # a pretrained one
+    if "model" in facts:  # the name of a pretrained model, or the settings of a trained one
         text = f" Model {facts['model']}, text {', '.join(facts.get('text', []))}."
     return (
         f"Preset {facts['preset']}, {facts['seeds']} seeds, {machine['device']}, {versions}{text}"

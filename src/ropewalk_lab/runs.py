@@ -127,10 +127,14 @@ class HeldOut:
     """
 
     def __init__(self, opened: RunData, data: Data, length: int) -> None:
+        """Keep the data of the run as they were opened, the settings `data` that describe them, and
+        the length of the rows to evaluate.
+        """
         self.opened, self.data, self.length = opened, data, length
         self._latest: tuple[int, Measured] | None = None  # the step and result of "valid"
 
     def __call__(self, trainer: Trainer) -> dict[str, Any]:
+        """Return the results on the part "valid", for the trainer's log; {} if there is none."""
         return (
             {"valid": self.measure(trainer, "valid").numbers()}
             if "valid" in self.opened.parts
@@ -178,6 +182,7 @@ def make_trainer(
         dict(preset.model), data, preset.train, opened.train.vocab_size, len(opened.classes)
     )
     if "start" in preset.model:
+        # only texts with classes are examples; each may have one text or two
         examples = getattr(opened.train, "examples", ())
         two_texts = data.objective == "pairs" or any(
             example.second is not None for example in examples

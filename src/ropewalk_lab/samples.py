@@ -1,5 +1,9 @@
 """Small generated samples in the formats of published tasks, so that the whole path of fine-tuning
 can be tried offline.
+
+Words of this module:
+  draw        the random generator of a sample
+  characters  the least length of a text; sentences that say nothing are added until it is reached
 """
 
 from __future__ import annotations
@@ -108,7 +112,7 @@ def write_sample(
     for split, share in SPLITS.items():
         lines = make(draw, round(count * share), characters)
         files[f"{split}.{ending}"] = lines
-        if split != "test":
+        if split != "test":  # nothing is learned from the test file
             texts += _texts(lines, form)
     # a vocabulary of WordPiece: characters, whole words, and characters that continue a word (##)
     characters_used = sorted(

@@ -68,8 +68,11 @@ def standard_error(values: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How two scores differ: `verdict` is "a" or "b" (which is lower) or "tied"; `difference` is
-    the mean of a - b over `seeds` x `windows` values, `error` its standard error.
+    """How two scores differ.
+
+    verdict     "a" or "b", the one that is lower, or "tied": the difference is within the noise
+    difference  the mean of a - b over `seeds` x `windows` values
+    error       its standard error, with the additional noise `floor` of `compare`
     """
 
     verdict: str

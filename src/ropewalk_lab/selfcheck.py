@@ -4,6 +4,13 @@ each of these errors has a bound.
 The expected values share no code with the package, except for `own_error`, which takes the
 package's frequencies: frequencies and angles are decimals of 60 digits, reduced modulo 2 pi before
 cos and sin, and pairs are complex numbers in NumPy.
+
+Words of this module:
+  policy       how angles are computed, a name of PRECISIONS: "exact"; "hf", in float32 as
+               transformers does; "hf_frequencies", with transformers' float32 frequencies and
+               otherwise exactly
+  ladder       the frequencies of all pairs of a spec
+  half layout  dimensions i and i + d/2 form a pair; in the interleaved layout neighbours do
 """
 
 from __future__ import annotations

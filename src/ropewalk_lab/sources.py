@@ -144,6 +144,7 @@ def find_source(name: str | Path, field: str = "text") -> TextSource:
             str(path),
         )
     if (path / "dataset_info.json").exists():
+        # one file stands for the whole folder, which the package `datasets` reads
         return TextSource(
             (("dataset_info.json", path / "dataset_info.json"),),
             lambda _, file: _rows_of(file.parent, field),

@@ -156,6 +156,9 @@ def _vocab_settings(path: Path) -> dict[str, Any]:
 def _word_pieces(package: Any, path: Path, settings: dict[str, Any]) -> tuple[Any, Any]:
     """Return the tokenizer of a vocab.txt, and a function that divides text into words before it;
     None instead of the function if the tokenizer does that itself.
+
+    package   the module tokenizers
+    settings  those of _VOCAB_SETTINGS: how text is normalised
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -190,6 +193,10 @@ def _word_pieces(package: Any, path: Path, settings: dict[str, Any]) -> tuple[An
 def _segmenter(package: Any, path: Path, normalizer: Any, vocab: dict[str, int]) -> Any:
     """Return RoFormer's word segmentation, a function from a text to its words: those of jieba, and
     the characters of a Chinese word that is not a token.
+
+    package     the module tokenizers
+    path        of the vocabulary, for an error message
+    normalizer  applied to the text first
     """
     try:
         import rjieba  # type: ignore[import-not-found]

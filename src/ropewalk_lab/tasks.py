@@ -2,6 +2,12 @@
 tokens to predict.
 
 Tokens are bytes, so one model can train on text and tasks. A whole batch is generated at once.
+
+Words of this module:
+  index   the numbers of the samples of a batch [B]
+  stream  a number for each random choice of a task; different streams give independent numbers
+  target  a token that the model should predict
+  depth   where something lies in a row, from 0 (start) to 1 (end)
 """
 
 from __future__ import annotations
@@ -65,6 +71,7 @@ def transcription(order: Callable[[np.ndarray], np.ndarray]) -> Callable[..., Sa
         n = min_n + below(seed, index, stream=0, count=1, high=max_n - min_n + 1)  # [B, 1]
         word = below(seed, index, stream=1, count=max_n, high=len(LETTERS))
         missing = np.arange(max_n)[None] >= n
+        # `order` gives indices of the word's columns, not letters
         answer = np.take_along_axis(word, order(np.where(missing, len(LETTERS), word)), axis=1)
         # for each column of a row, the letter of the word and that of the answer; columns outside
         # them get some letter too, which is not used
@@ -152,7 +159,7 @@ def recall(
 
     `depth` is the relative position of the pair in question; None: at random.
     """
-    slots = (length - 3) // 2
+    slots = (length - 3) // 2  # places for a pair, before the "?", the letter and the digit
     n = min(integer("pairs", pairs, low=1, high=len(LETTERS)), slots)
     rows = np.arange(len(index))
     names = bits(seed, index, stream=0, count=len(LETTERS)).argsort(1)[:, :n]  # n different letters

@@ -1,5 +1,11 @@
 """Tasks that look like text: a pass key, one needle among several, a name that is repeated later.
 TASKS has all tasks.
+
+Words of this module:
+  index   the numbers of the samples of a batch [B]
+  stream  a number for each random choice of a task; different streams give independent numbers
+  fact    what the text states and the question asks for, as bytes [B, n]
+  depth   where a fact lies, from 0 (the start of the text) to 1 (its end); None: at random
 """
 
 from __future__ import annotations
@@ -157,6 +163,7 @@ TASKS: dict[str, Task] = {
         len(KEY) + len(QUESTION) + 2 * KEY_DIGITS + 2,
         "five digits stated once, asked for at the end",
     ),
+    # three facts of 28 bytes, and the question of 38
     "needle": Task(needle, 3 * 28 + 38, "several numbers stated, one asked for"),
     "planted": Task(planted, 4 * COPIED, "a name that is repeated far away"),
 }

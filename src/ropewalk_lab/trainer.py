@@ -73,7 +73,8 @@ class Trainer:
 
     With a `folder`, the log and checkpoints are written there, and `run` continues from the newest
     undamaged checkpoint. `evaluate` is called with the trainer every `settings.evaluate_every`
-    steps, and its result is logged. `step` is the number of finished steps.
+    steps, and its result is logged. `parallel` are the ranks that train together (None: this
+    process alone). `step` is the number of finished steps.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Trainer:
         current step, and a run with a folder saves a checkpoint.
         """
         began, steps = time.perf_counter(), self.settings.steps
-        if not self.step:
+        if not self.step:  # after a first `run`, the next one goes on with its random numbers
             torch.manual_seed(fold(self.settings.seed, self.parallel.rank))
         if not self.resume() and self.folder is not None and self.parallel.first:
             # remove the rows of a run that was killed before its first checkpoint
@@ -147,8 +148,8 @@ class Trainer:
         self.wrapped.train()
         try:
             for data in steps:
-                # one small all-reduce per step: the number of targets of all ranks, and whether any
-                # received a signal
+                # one small all-reduce per step: the number of targets of all ranks, and of ranks that
+                # received a signal, on which all ranks stop together
                 total, stops = self.parallel.total(float(data.count), float(signals.received))
                 self._unlogged.append(self.take_step(data, total))
                 self.step += 1
@@ -192,6 +193,7 @@ class Trainer:
         if settings.clip is not None:
             self.norms.clip(norms[0], settings.clip)
         rate = self.rate(data.step)
+        # a group has its own multiple of the learning rate, as "rate"
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["rate"]
         self.optimizer.step()

@@ -40,13 +40,16 @@ def turns(radians: Numbers, length: float) -> np.ndarray:
 
 
 def stretch(spec: RopeSpec, length: int | None = None) -> np.ndarray:
-    """Return scaled frequency / unscaled frequency of each pair."""
+    """Return scaled frequency / unscaled frequency of each pair; `length` is the sequence length,
+    which some scalings depend on.
+    """
     return np.array(analysis.stretch(spec, length))
 
 
 def coverage(spec: RopeSpec, trained: int, served: int, length: int | None = None) -> Coverage:
     """Return how many turns each pair completes: without scaling over the distance `trained`, and
-    without and with scaling over the distance `served`. Each is an array [pairs].
+    without and with scaling over the distance `served`. Each is an array [pairs]. `length` is the
+    sequence length, which some scalings depend on.
     """
     found = analysis.coverage(spec, trained, served, length)
     return Coverage(np.array(found.trained), np.array(found.unscaled), np.array(found.scaled))
@@ -64,6 +67,7 @@ def finite(field: str, values: object, *, ndim: int | None = None, least: int = 
     """
     try:
         found = np.asarray(values)
+        # integers or floats; an empty array has no values that could be of another kind
         if found.dtype.kind not in "iuf" and found.size:
             raise TypeError
         found = found.astype(np.float64)

@@ -1,7 +1,8 @@
 """How scores depend on distance: decay and its bound, similarity, and the cosine sum of the base
 bound.
 
-R_m is the rotation at position m, and omega_i the frequency of pair i, in radians per position.
+R_m is the rotation at position m, and omega_i the frequency of pair i, in radians per position;
+`radians` are the frequencies of all pairs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,12 @@
-"""Bar charts of result rows: the speed of each contender compared with a plain copy."""
+"""Bar charts of result rows: the speed of each contender compared with a plain copy.
+
+Words of this module:
+  contender  a way to rotate that was timed: ropewalk with some options, or another library
+  shape      a name of SHAPES or CPU_SHAPES: batch, tokens, heads, head_dim, dtype
+  order      of the axes in memory, a key of ORDERS
+  pass       what was timed: "forward" or "forward+backward"
+  row        a dict with one measurement
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The timed contenders: ropewalk with several options, and other installed libraries.
 
 Each function prepares a contender for a case (for example builds its tables) and returns a function
-of q and k.
+of q and k. A case has a shape, its q, k and positions, and `order`, the order of the axes: "bshd" is
+[B, S, H, D], "bhsd" is [B, H, S, D]; `head_axis` and `seq_dim` are the axes of heads and tokens.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ def hf_compiled(case: BenchCase) -> Call:
 
 
 def complex_form(case: BenchCase) -> Call:
-    """Return a function that runs a complex product in float32 on interleaved pairs."""
+    """Return a function that rotates interleaved pairs by a product of complex numbers in float32;
+    its angles are computed in float64.
+    """
     pairs = case.q.shape[-1] // 2
     radians = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64, device=case.q.device) / pairs)
     angles = case.positions[..., None] * radians
@@ -181,6 +184,7 @@ def agrees(name: str, call: Call, case: BenchCase) -> tuple[bool, float]:
         return x if source == target else join_pairs(*split_pairs(x, source), target)
 
     layout = "interleaved" if name in INTERLEAVED else "half"  # the definition uses the half layout
+    # clones, because some contenders rotate in place
     q, k = call(relayout(case.q.clone(), "half", layout), relayout(case.k.clone(), "half", layout))
     error = rms_error((relayout(q, layout, "half"), relayout(k, layout, "half")), case)
     return error < TOLERANCE[case.q.dtype], error

@@ -1,5 +1,14 @@
 """CPU timings: the lower quartile of the CPU time of one thread, compared with torch's `copy_`;
 contenders alternate.
+
+Words of this module:
+  contender  a way to rotate that is timed: ropewalk with some options, or another library
+  shape      a name of SHAPES: batch, tokens, heads, head_dim, dtype
+  order      of the axes in memory: "bshd" is [B, S, H, D], "bhsd" is [B, H, S, D]
+  pass       what was timed: "forward" or "forward+backward"
+  copy       a plain copy of q and k, which a rotation cannot beat by much
+  row        a dict with one measurement; "skipped" in it is the reason why there is none
+  us         microseconds
 """
 
 from __future__ import annotations

@@ -1,6 +1,18 @@
 """Markdown tables of docs/benchmarks*.md, made from the rows in `results/`.
 
 Rows of later runs come later in a file, so a dict of rows by case has the latest row of each.
+
+Words of this module:
+  row        a dict with one measurement
+  contender  a way to rotate (or to compute attention, to generate) that was timed: ropewalk with
+             some options, or another library
+  shape      a name of `cases.SHAPES`, or a model: batch, tokens, heads, head_dim
+  order      of the axes in memory: "bshd" is [B, S, H, D], "bhsd" is [B, H, S, D]
+  pass       what was timed, such as "forward" and "forward+backward"
+  case       the fields that identify a measurement, such as (contender, shape, pass)
+  copy       a plain copy of the same bytes, which a rotation cannot beat by much
+  run        the number of a run of a benchmark; a larger one is later
+  us         microseconds
 """
 
 from __future__ import annotations
@@ -42,6 +54,7 @@ def gpu_table(rows: list[Row]) -> str:
     )
 
     def cell(contender: str, case: tuple[str, str]) -> str:
+        """Return the speeds of both passes in a case, (shape, order)."""
         of_passes = [
             percents.get((contender, *case, pass_name))
             for pass_name in ("forward", "forward+backward")
@@ -68,6 +81,7 @@ def decode_table(rows: list[Row]) -> str:
     )
 
     def cell(contender: str, shape: str, pass_name: str, digits: int) -> str:
+        """Return the microseconds of the latest two runs, with `digits` after the point."""
         case = (contender, shape, pass_name)
         times = [
             r["us"]
@@ -76,6 +90,7 @@ def decode_table(rows: list[Row]) -> str:
         ]
         return _span(times, digits)
 
+    # the shape, the pass and the digits after the point
     columns = [
         ("B", "forward", 2),
         ("B", "eager loop", 0),
@@ -112,6 +127,7 @@ def fused_table(rows: list[Row]) -> str:
     )
 
     def cell(contender: str, shape: str) -> str:
+        """Return time and speed in the latest two runs."""
         timed = [
             r
             for r in rows
@@ -210,6 +226,7 @@ def contexts_table(rows: list[Row]) -> str:
             str(r["batch"]),
             f"{r['prompt']:,}",
             f"{r['step_ms']:.2f} ms",
+            # "limit" is what the rate of a copy allows
             *(f"{r[f'percent_of_{limit}']:.0f} %" for limit in ("limit", "read", "nominal")),
         ]
         for _, r in sorted(latest.items())

@@ -1,4 +1,13 @@
-"""Run an installed engine with one config, and read what it computes for each layer type."""
+"""Run an installed engine with one config, and read what it computes for each layer type.
+
+Words of this module:
+  engine   a name of SCRIPTS, such as "vllm"
+  row      what a runner, the script of an engine, is asked for: name, config, length,
+           max_model_len, axes
+  result   its answer to a row: "ropes" has each different rope once, "layers" for each layer the
+           index of its rope or None; or an "error"
+  control  the result for the same model without a rope
+"""
 
 from __future__ import annotations
 
@@ -31,6 +40,7 @@ def run(
     """
     small = small_config(config)
     specs = specs_of(small)
+    # a config that ropewalk refuses is run too, as a model with layers of one type
     types = ["full_attention"] if isinstance(specs, RopeError) else list(specs)
     axes = 1
     if not isinstance(specs, RopeError):

@@ -1,4 +1,13 @@
-"""Compare the ropes that were read back from an engine with the spec of the config."""
+"""Compare the ropes that were read back from an engine with the spec of the config.
+
+Words of this module:
+  runner  the script that runs an engine and writes what it computes
+  row     a config with the length to serve, for which the runner is asked
+  rope    the frequencies, axes, magnitude and layout of a layer; `ours` follows from the spec,
+          `theirs` was read back from the engine
+  type    a layer type as `from_hf` names it, such as "full_attention"; layers of one type have one
+          rope
+"""
 
 from __future__ import annotations
 
@@ -144,7 +153,8 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
         attending = [index for index, kind in enumerate(kinds) if kind in ("attention", "hybrid")]
     first_layers = {}
     for name in layer_types:
-        # the config lists the types of its layers, and this one is not among them
+        # the config lists the types of its layers, and this one is not among them; a list of which
+        # no name is wanted here uses other names, and says nothing
         if declared and name != NO_ROPE and name not in declared and set(declared) & {*layer_types}:
             continue
         if name == NO_ROPE:

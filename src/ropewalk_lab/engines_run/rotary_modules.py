@@ -1,4 +1,10 @@
-"""Rotate unit vectors with the rotary modules that vLLM and SGLang give the layers of a model."""
+"""Rotate unit vectors with the rotary modules that vLLM and SGLang give the layers of a model.
+
+Words of this module:
+  rope   what a rotary module does, as plain data: frequencies, axis of each pair, magnitude, layout
+  table  the cos and sin of some positions
+  axes   the position axes of a token: 1, or 3 for M-RoPE
+"""
 
 # pyright: reportMissingImports=false
 
@@ -43,7 +49,7 @@ def layers_of(
     ropes: dict[int, dict[str, Any] | None] = {}  # by layer
     layers = set()
     for name, module in model.named_modules(remove_duplicate=False):
-        number = LAYER.search(name + ".")
+        number = LAYER.search(name + ".")  # the layer itself, such as "layers.3", is one too
         if number is None or "vis" in name:  # outside the layers, or in an image tower
             continue
         layers.add(int(number[1]))
@@ -89,7 +95,9 @@ def _passed_tables(model: torch.nn.Module, length: int) -> list[dict[str, Any] |
         for layer in layers:
             _stop_at_attention(layer, tables)
         hidden = torch.zeros(2, module.config.hidden_size)  # type: ignore[union-attr]
+        # nothing but the tables is read, so the last norm passes its input on
         module.norm.forward = lambda x, residual=None: (x, residual)  # type: ignore[union-attr]
+        # position 1 is read; the last one makes a scaling that depends on the length see `length`
         positions = torch.tensor([1, length - 1])
         module(input_ids=None, positions=positions, forward_batch=None, input_embeds=hidden)
         size = int(attention.head_dim)  # type: ignore[union-attr]
@@ -115,6 +123,7 @@ def _stop_at_attention(
     )
 
     def forward(*args: Any, hidden_states: torch.Tensor, **named: Any) -> Any:
+        """Run the layer up to its attention, record the table, and pass the input on."""
         try:
             whole(*args, hidden_states=hidden_states, **named)
         except Passed as passed:
@@ -160,6 +169,7 @@ def _uses(
         for name, value in owner.named_parameters()
         if name.endswith("weight") and value.ndim == 2
     )
+    # the size of hidden states, which the first matrix takes
     width = next((weight.shape[1] for weight in weights), 1)
     try:
         owner(positions=positions, hidden_states=torch.zeros(2, width), **call)

@@ -38,8 +38,8 @@ logging.disable(logging.CRITICAL)
 LIBRARY = llama.load()
 #: error messages of llama.cpp, of the current row alone
 MESSAGES: list[str] = []
-#: modes of a ROPE node, as bits: NEOX has the half layout; with MROPE the pairs of each axis form a
-#: section, with IMROPE, which has the bit of MROPE too, the pairs of the axes alternate
+#: modes of a ROPE node, as bits: NEOX and MROPE have the half layout; with MROPE the pairs of each
+#: axis form a section, with IMROPE, which has the bit of MROPE too, the pairs of the axes alternate
 NEOX, MROPE, IMROPE = 2, 8, 40
 
 
@@ -116,7 +116,7 @@ def _layer_of(node: llama.Tensor) -> int | None:
     """Return the layer that a node or one of its inputs names, such as 3 for "Qcur-3 (view)"; None
     if none of them does.
     """
-    for _ in range(8):
+    for _ in range(8):  # at most so many inputs back
         named = re.search(r"-(\d+)", node.name.decode())
         if named:
             return int(named[1])
@@ -130,6 +130,7 @@ def _pair_members(node: llama.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of the first and of the second members of the pairs that a ROPE node
     rotates.
     """
+    # where ggml keeps the number of dimensions, the mode and the first dimension
     width, mode, start = (node.op_params[index] for index in (1, 2, 15))
     return probe.members("half" if mode & (NEOX | MROPE) else "interleaved", width, start)
 
@@ -161,7 +162,7 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
 def _convert(folder: Path, target: Path) -> None:
     """Write the GGUF file of a checkpoint, without a tokenizer."""
     with torch.inference_mode():
-        hparams = ModelBase.load_hparams(folder, False)
+        hparams = ModelBase.load_hparams(folder, False)  # False: not in Mistral's own format
         model_class = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
         model_class.set_vocab = _no_vocabulary
         model_class.no_mtp = True  # a small model has no layers that predict further tokens
@@ -198,7 +199,9 @@ def _decode(file: Path, row: dict[str, Any]) -> dict[str, Any]:
             raise ValueError("; ".join(MESSAGES)[:300] or "llama.cpp did not start")
         for axis in range(3 if row.get("axes") == 3 else 1):
             rotations.axis = axis
+            # True: the cached keys and values too, not only which positions they have
             LIBRARY.llama_memory_clear(LIBRARY.llama_get_memory(context), True)
+            # room for one token (not for embeddings: 0) of one sequence
             batch = LIBRARY.llama_batch_init(1, 0, 1)
             batch.n_tokens = batch.n_seq_id[0] = batch.logits[0] = (
                 1  # one token of one sequence, whose logits are computed
@@ -227,7 +230,7 @@ def _rope(by_axis: dict[int, tuple[Any, ...]]) -> dict[str, Any]:
     axis; the axis of a pair is the one that rotates it most.
     """
     angles = np.array([recorded[0] for recorded in by_axis.values()])  # [axes, pairs]
-    _, magnitudes, mode, width, start = by_axis[0]
+    _, magnitudes, mode, width, start = by_axis[0]  # the same on every axis
     axis = np.abs(angles).argmax(axis=0)
     layout = "half" if mode & (NEOX | MROPE) else "interleaved"
     radians = angles[axis, np.arange(len(axis))]

@@ -1,7 +1,10 @@
 """Run mlx-lm: build the small model of a config and rotate unit vectors with the rope of every
 attention layer.
 
-python run_mlx_lm.py rows.json results.json
+    python run_mlx_lm.py rows.json results.json
+
+A row is a config with its length; a rope, as plain data, has the frequencies, the axis of each pair,
+the magnitude and the layout.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false

@@ -148,6 +148,7 @@ def _prepare(arguments: ServerArgs) -> None:
     if not torch.distributed.is_initialized():
         # a file, because a port may be in use
         meeting = f"file://{tempfile.mkdtemp()}/ranks"
+        # one process: world size 1, rank 0, and local rank 0 after the meeting point
         parallel_state.init_distributed_environment(1, 0, meeting, 0, backend="gloo")
         parallel_state.initialize_model_parallel(backend="gloo")
     dp_attention.initialize_dp_attention(arguments)

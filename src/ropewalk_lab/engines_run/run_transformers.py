@@ -1,7 +1,10 @@
 """Run transformers: build the small model of a config, run it, and read what its code does to unit
 vectors in every layer.
 
-python run_transformers.py rows.json results.json
+    python run_transformers.py rows.json results.json
+
+A row is a config with its length. The matrix of a rotation has as its column i the unit vector e_i,
+rotated; a rope, as plain data, has the frequencies, axes, magnitude and layout read from it.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false

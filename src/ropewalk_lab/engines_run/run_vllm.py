@@ -62,6 +62,7 @@ def prepare() -> None:
     )
     with set_current_vllm_config(VllmConfig()):
         meeting = f"file://{tempfile.mkdtemp()}/ranks"  # a port may be in use
+        # one process: world size 1, rank 0, and local rank 0 after the meeting point
         init_distributed_environment(1, 0, meeting, 0, backend="gloo")
         initialize_model_parallel(1, 1)
 

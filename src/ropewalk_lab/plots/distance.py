@@ -1,5 +1,11 @@
 """Figures of quantities that depend on distance: decay, similarity, maps over positions, t-SNE, the
 sum of cosines.
+
+Words of this module:
+  view    what a figure shows: a spec, its trained length, the longer `served` length, and the look
+  look    the colours (`quiet` for reference lines, `ink` for text) and the language; it translates
+          labels
+  pairs   the pairs of dimensions that rotate, fastest first; `frequencies` are in radians per token
 """
 
 from __future__ import annotations

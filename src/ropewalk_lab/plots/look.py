@@ -128,7 +128,7 @@ def _chinese_among(entries: Sequence[Any]) -> str | None:
     """
     from matplotlib.ft2font import FT2Font
 
-    # the last-resort font has an empty box for every glyph; a listed file may have been removed
+    # the font "Last Resort" has an empty box for every glyph; a listed file may have been removed
     real = (
         entry
         for entry in entries

@@ -122,7 +122,7 @@ def stripes(
 
 
 def bars(values: Mapping[str, float], *, title: str, x: str, look: Look = LIGHT) -> Any:
-    """Draw one horizontal bar for each name, with its value at the end."""
+    """Draw one horizontal bar for each name, the first on top, with its value at the end."""
     figure, (ax,) = blank(look, height=1.4 + 0.5 * len(values))
     drawn = ax.barh(list(values), list(values.values()), height=0.6, color=look.colour(0))
     ax.bar_label(drawn, [f"{value:,.0f}" for value in values.values()], padding=4, color=look.ink)

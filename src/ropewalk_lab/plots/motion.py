@@ -1,5 +1,11 @@
 """A moving picture: the hands of some pairs while a model reads past its trained length, without
 and with a scaling.
+
+Words of this module:
+  view      what the picture shows: a spec, its trained length, the longer `served` length, the look
+  progress  the share of the served length that has been read
+  dial      one pair, drawn as a circle with a hand that turns by the angle of the pair
+  x, y      pixels of the finished picture from its upper left corner
 """
 
 from __future__ import annotations
@@ -123,8 +129,8 @@ class _Canvas:
     def text(
         self, x: float, y: float, words: str, colour: str, anchor: str = "mm", size: int = 13
     ) -> None:
-        """Write words at (x, y); `anchor` is PIL's: left, middle or right, then m for the middle of
-        the height.
+        """Write words at (x, y); `anchor` is PIL's: which point of the text is there, l(eft),
+        m(iddle) or r(ight), then m for the middle of the height.
         """
         self.draw.text(
             self._at(x, y),
@@ -146,6 +152,7 @@ class _Canvas:
     def line(
         self, x: float, y: float, to_x: float, to_y: float, colour: str, width: int = 3
     ) -> None:
+        """Draw a line from (x, y) to (to_x, to_y)."""
         self.draw.line(
             (*self._at(x, y), *self._at(to_x, to_y)), fill=colour, width=width * OVERSAMPLING
         )

@@ -1,5 +1,13 @@
 """Study `decay`: attention weight by distance in trained models, compared with RoFormer's upper
 bound.
+
+Words of this module:
+  row    one measurement: a metric ("weight", "bound", "wavelength"), its values, and fields that
+         say what was measured, such as `model` and `distance`
+  job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
+         seeds of the study, and stores their rows
+  score  the values [seeds, windows] of the rows with given fields
+  facts  what a report says of the run beside its rows: settings, seeds, texts
 """
 
 from __future__ import annotations

@@ -1,5 +1,15 @@
 """Study `encodings`: models that differ only in their positional encoding, measured at and beyond
 the trained length.
+
+Words of this module:
+  row    one measurement: a metric ("loss", "accuracy", "seconds per step", "parameters"), a value
+         for each window, and the fields `model`, `seed` and `length`. `model` is the encoding, or
+         WINDOW
+  job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
+         seeds of the study, and stores their rows
+  score  the values [seeds, windows] of the rows with given fields
+  facts  what a report says of the run beside its rows: settings, seeds, texts
+  ours   our values beside a published table, by the name of that table
 """
 
 from __future__ import annotations
@@ -164,6 +174,7 @@ def _ours(rows: list[Row], lengths: list[int]) -> dict[str, Ours]:
         "beyond-512": Ours(("length", "loss of RoPE"), beyond),
         "alibi-extrapolation": ours_by_name(rows, PUBLISHED_NAMES, "model", lengths),
         "nope-causal": losses,
+        # at the second length, twice the trained one
         "nope-length-generalisation": ours_by_name(rows, PUBLISHED_NAMES, "model", lengths[1:2]),
     }
 
@@ -204,6 +215,7 @@ def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
     rows. `lengths` ascend from the trained length.
     """
     near = lengths[0]
+    # four times the trained length; if that was not measured, the longest
     far = 4 * near if 4 * near in lengths else lengths[-1]
     models = distinct(rows, "loss", "model")
     at_near, at_far = (

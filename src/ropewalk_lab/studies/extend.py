@@ -1,5 +1,16 @@
 """Study `extend`: a RoPE model at 2 to 16 times its trained length, with several methods, zero-shot
 and after fine-tuning.
+
+Words of this module:
+  row    one measurement: a metric ("loss", "accuracy"), a value for each window, and fields.
+         `method` extends the model to `factor` times its trained length; `length` is that of the
+         text; `tuned` the number of fine-tuning steps, 0 for none. The unchanged model has the
+         method "none" and the factor 1
+  job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
+         seeds of the study, and stores their rows
+  score  the values [seeds, windows] of the rows with given fields
+  facts  what a report says of the run beside its rows: settings, seeds, texts
+  ours   our values beside a published table, by the name of that table
 """
 
 from __future__ import annotations

@@ -1,5 +1,14 @@
 """The findings of a study: tables, figures, and claims whose differences are compared with the
 noise.
+
+Words of this module:
+  row        one measurement of a study: a metric, a value for each window, and fields that say what
+             was measured
+  score      the values [seeds, windows] of the rows with given fields
+  noise      the random error of a score: between windows, and between trainings that differ in
+             the seed alone
+  facts      what was run and how, among them the preset
+  published  from a table of others in PUBLISHED
 """
 
 from __future__ import annotations
@@ -89,8 +98,9 @@ def seed_noise(scores: Sequence[Score | None], *, same_model: bool = False) -> f
     """Return the noise between trainings, which `compare` adds to the error of a difference of two
     scores.
 
-    It is sqrt(2) SEED_NOISE if models were trained with a single seed. It is 0 for scores of the
-    same model, and with several seeds, whose deviation is part of the error already.
+    It is sqrt(2) SEED_NOISE if models were trained with a single seed: the difference has the noise
+    of two trainings. It is 0 for scores of the same model, and with several seeds, whose deviation
+    is part of the error already.
     """
     single_seed = any(each is not None and each.seeds == 1 for each in scores)
     return SEED_NOISE * 2**0.5 if single_seed and not same_model else 0.0
@@ -220,8 +230,10 @@ def score_rows(
 ) -> list[tuple[str, ...]]:
     """Return table rows with the mean and standard error of a metric.
 
-    Rows are for the values `names` of a field such as "model", columns for the values `columns` of
-    another such as "length".
+    field, names     each line is for one of the values `names` of the field, such as "model"
+    column, columns  each column is for one of the values `columns` of the field `column`, such as
+                     "length"
+    fields           further fields that rows must have
     """
     return [
         (

@@ -3,6 +3,8 @@ again.
 
 The rows of each finished job are stored in a file. A killed study resumes with the unfinished jobs,
 and a killed training resumes from its checkpoint.
+
+A row is one measurement: a dict with a metric, its values, and fields that say what was measured.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ class JobRunner:
                 besides the seed
         name    a function from the value to the name of the job, without its seed
         """
-        # `/` in the signature lets `shared` have arguments of the same names
+        # `/` in the signature lets `shared` have arguments named `work`, `field`, `values` or `name`
         each = [(seed, value) for seed in self.seeds for value in values]
         return self.run(
             Job(f"{name(value)}-{seed}", work, {field: value, "seed": seed, **shared})

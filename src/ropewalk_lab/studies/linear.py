@@ -1,4 +1,13 @@
-"""Study `linear`: linear against softmax attention, both with RoPE: loss, time and memory."""
+"""Study `linear`: linear against softmax attention, both with RoPE: loss, time and memory.
+
+Words of this module:
+  row    one measurement: a metric ("loss"; "milliseconds" of a forward pass, "remembered" bytes of
+         its cache, "peak" bytes), its values, and the fields `model`, `length` and `seed`
+  job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
+         seeds of the study, and stores their rows
+  kind   a name of MODELS, stored as `model`
+  facts  what a report says of the run beside its rows: settings, seeds, texts
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,14 @@ truncated short or long.
 The setting `data` can name a file of CAIL2019-SCM. Otherwise cases are generated; for a known share
 of them the evidence comes after the short length, so that the best possible accuracy of both models
 can be computed.
+
+Words of this module:
+  row      one measurement of a model: 1 for each triplet that it gets "wrong", else 0; its fields
+           are `cut`, the characters at which texts are cut, `encoding` and `seed`
+  job      one call of a function such as `measure`; a runner runs the jobs for the settings and the
+           seeds of the study, and stores their rows
+  triplet  texts A, B and C; the label says which of B and C is closer to A
+  facts    what a report says of the run beside its rows: settings, seeds, texts
 """
 
 from __future__ import annotations

@@ -1,5 +1,10 @@
 """The costs of the models of the study `methods`: time and peak memory of a training step and of
 reading a long text.
+
+Words of this module:
+  row     one measurement: the "milliseconds" of each call, or the peak "bytes"; its fields are
+          `model`, the method, and `what` was called
+  method  a name of TRAINED, of a model trained with it, or one that changes a trained RoPE model
 """
 
 from __future__ import annotations
@@ -43,6 +48,7 @@ def costs(
     rows = []
     for method in methods:
         base = method if method in TRAINED else "rope"  # the model that the method begins with
+        # the seed, here and below, is 0: costs do not depend on it
         full_preset = preset_of(base, preset, changes, 0)
         stage, precision = (
             full_preset.train.stages[0],

@@ -1,5 +1,11 @@
 """The models of the study `methods`: what each method changes in a new decoder, or in a trained one
 with RoPE.
+
+Words of this module:
+  method   a name of TRAINED, of a model trained with it; of APPLIED, which changes a trained RoPE
+           model without training; or LONGROPE2 or DROPE
+  factor   how many times longer than the trained length the model reads
+  factors  LongRoPE's: by how much each pair is slowed
 """
 
 from __future__ import annotations
@@ -51,6 +57,7 @@ class TokenDriven(nn.Module):
                 "must be None: this attention continues from its own state",
                 type(self.attention).__name__,
             )
+        # [0]: without the state after x
         return self.attention(x, padding=padding, documents=documents)[0]
 
 

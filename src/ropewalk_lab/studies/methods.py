@@ -1,5 +1,17 @@
 """Study `methods`: recent position encodings trained alike, and methods applied to the trained RoPE
 model, side by side.
+
+Words of this module:
+  row     one measurement: a metric ("loss"; "found", 1 for each pass key found, else 0;
+          "parameters"; "milliseconds" and "bytes" of a call), its values, and fields. `model` is
+          the method; `length` that of the text; `depth` where a pass key lies, from 0 (start) to 1
+          (end)
+  job     one call of a function such as `measure`; a runner runs the jobs for the settings and the
+          seeds of the study, and stores their rows
+  method  a name of TRAINED, of a model trained with it, or of AFTERWARDS, which changes the trained
+          RoPE model
+  score   the values [seeds, windows] of the rows with given fields
+  facts   what a report says of the run beside its rows: settings, seeds, texts
 """
 
 from __future__ import annotations

@@ -1,5 +1,12 @@
 """Study `migrate`: change a trained sinusoidal model to RoPE and train it further; compare it with
 the unchanged model, trained further as long, and with RoPE trained from scratch as long.
+
+Words of this module:
+  row    one measurement: the "loss" for each window, with the fields `way` (KEPT, MOVED or FRESH),
+         `steps` of the further training, `length` and `seed`
+  job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
+         seeds of the study, and stores their rows
+  facts  what a report says of the run beside its rows: settings, seeds, texts
 """
 
 from __future__ import annotations

@@ -1,5 +1,13 @@
 """Study `mlm_lengths`: a small version of RoFormer's pre-training in six stages of different
 lengths, each evaluated.
+
+Words of this module:
+  row    one measurement: the "loss" or "accuracy" for each window, with the fields `stage`, the
+         number of the stage from 1; `trained`, its length; and `length`, that of the text measured
+  job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
+         seeds of the study, and stores their rows
+  score  the values [seeds, windows] of the rows with given fields
+  facts  what a report says of the run beside its rows: settings, seeds, texts
 """
 
 from __future__ import annotations

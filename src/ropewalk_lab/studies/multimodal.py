@@ -1,5 +1,12 @@
 """Study `multimodal`: RoPE with (row, column) positions compared with one sequence, on images where
 a patch is predicted.
+
+Words of this module:
+  row    one measurement of a model: 1 for each image that it gets "wrong", else 0; its fields are
+         `model`, the encoding, `side`, the patches per side of the images, and `seed`
+  job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
+         seeds of the study, and stores their rows
+  facts  what a report says of the run beside its rows: settings, seeds, texts
 """
 
 from __future__ import annotations

@@ -2,6 +2,16 @@
 a rotation that changes the length of the vectors q and k.
 
 Measured are the loss, and whether scores depend on distance alone.
+
+Words of this module:
+  row    one measurement: a metric ("loss", "accuracy"; "moved", how far a shift of all positions
+         changes the logits), a value for each window, and the fields `norm`, the name of the model,
+         `length` and `seed`
+  job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
+         seeds of the study, and stores their rows
+  score  the values [seeds, windows] of the rows with given fields
+  facts  what a report says of the run beside its rows: settings, seeds, texts
+  ours   our values beside a published table, by the name of that table
 """
 
 from __future__ import annotations
@@ -82,6 +92,7 @@ class NormedRotary(Rotary):
     relative: ClassVar[bool] = False
 
     def __init__(self, sizes: Sizes, spec: RopeSpec, norm: type[nn.Module]) -> None:
+        """Make the rotation of a spec, and two norms of the class `norm`: of queries and of keys."""
         super().__init__(sizes, spec)
         self.q_norm, self.k_norm = (
             LearnedHeadNorm(norm, sizes.head_dim),

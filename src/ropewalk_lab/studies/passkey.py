@@ -1,5 +1,14 @@
 """Study `passkey`: find five digits that are stated once in a text; accuracy by length, depth,
 extension method and base.
+
+Words of this module:
+  row    one measurement: 1 for each pass key "found", else 0; its fields are `base` (theta),
+         `method`, `length` of the text, `depth` from 0 (start) to 1 (end), and `seed`; its mean is
+         the share found
+  job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
+         seeds of the study, and stores their rows
+  facts  what a report says of the run beside its rows: settings, seeds, texts
+  ours   our values beside a published table, by the name of that table
 """
 
 from __future__ import annotations

@@ -1,5 +1,12 @@
 """Study `precision`: the error of cos and sin at large positions, for our precisions and for the
 methods of other engines. Nothing is trained.
+
+Words of this module:
+  row    one measurement: the largest "error" of cos and sin, with the fields `way`, the method that
+         computes them, and `position`
+  job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
+         seeds of the study, and stores their rows
+  facts  what a report says of the run beside its rows: settings, seeds, texts
 """
 
 from __future__ import annotations
@@ -57,6 +64,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         for method, curve in errors.items()
     ]
     columns = ("method", "used by", *(f"{position:,}" for position in positions))
+    # without facts, as those of the preset "cpu"
     width = facts.get("settings", PRESETS["cpu"])["width"]
     note = f"Over the last {width} positions up to each position."
     table = Table("Largest error of cos and sin", columns, cells, note)

@@ -15,10 +15,11 @@ ABOUT: dict[str, str] = _TABLES["about"]
 
 
 def presets_of(study: str) -> dict[str, dict[str, Any]]:
-    """Return the settings of a study by preset.
+    """Return {preset: settings} of a study.
 
-    Of its tables, "all" is for every preset and may name, as `begin`, a group of tables that the
-    settings begin with; then the table of the preset itself counts.
+    The settings of a preset are those of three tables, of which a later one replaces values of an
+    earlier one: the table of this preset in another group, if the study's table "all" names a group
+    as `begin`; the study's table "all"; and the study's table of this preset.
     """
     tables = _TABLES[study]
     common = dict(tables.get("all", {}))

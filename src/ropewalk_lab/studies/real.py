@@ -1,5 +1,13 @@
 """What the studies on pretrained models share: the model, the texts, and rows that are stored while
 a job runs.
+
+Words of this module:
+  window  consecutive tokens of a text, which a model reads at once
+  spare   a window that is not measured, for a search
+  meter   measures a model on windows and pass keys, and keeps the rows in a ledger
+  ledger  a file of rows that grows row by row
+  encode  the function from text to tokens; a Codec decodes too
+  facts   what a report says of a run beside its rows
 """
 
 from __future__ import annotations

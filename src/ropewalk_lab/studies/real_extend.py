@@ -1,5 +1,15 @@
 """Study `real_extend`: a pretrained model beyond its trained length, zero-shot, with each method
 that it can use: loss by band and LongPPL.
+
+Words of this module:
+  row      one measurement: a metric ("loss", "long_ppl", "seconds"), a value for each window, and
+           the fields `method`, `factor`, `trained` (the trained length) and `band`
+  job      one call of a function such as `measure`; a runner runs the jobs for the settings and the
+           seeds of the study, and stores their rows
+  band     positions such as "8k-16k"; "within": a text of the trained length
+  meter    measures a method, and keeps what it has measured
+  LongPPL  the perplexity of key tokens, those that need a long context
+  facts    what a report says of the run beside its rows: settings, seeds, texts
 """
 
 from __future__ import annotations

@@ -5,6 +5,12 @@ shift     all keys move by the same distance, and the next tokens follow them
 evict     a stretch of old tokens is dropped; the rest keeps its positions, or closes the gap
 reuse     a chunk that was read on its own is placed behind another text, at its own positions or
           re-rotated to the new ones
+
+Words of this module:
+  way     one of the above in detail, a key of REFERENCES, or what it is compared with
+  row     one measurement: the "loss" for each window, with the field `way`
+  ledger  a file with the losses of the windows that are measured already
+  facts   what a report says of the run beside its rows: settings, seeds, texts
 """
 
 from __future__ import annotations

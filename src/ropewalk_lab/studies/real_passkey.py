@@ -1,5 +1,13 @@
 """Study `real_passkey`: a pretrained model finds five digits in a long text, by length and depth,
 with each method that it can use.
+
+Words of this module:
+  row    one measurement: whether a pass key was "found", 1 or 0, with the fields `method`, `length`
+         of the text, and `depth`, from 0 (start) to 1 (end)
+  job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
+         seeds of the study, and stores their rows
+  meter  measures a method, and keeps what it has measured
+  facts  what a report says of the run beside its rows: settings, seeds, texts
 """
 
 from __future__ import annotations

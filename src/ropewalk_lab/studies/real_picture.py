@@ -1,5 +1,11 @@
 """The picture of study `real_extend`: the loss of a pretrained model by position, with and without
 each method.
+
+Words of this module:
+  row    one measurement of the study: the "loss" for each window, with the fields `method`,
+         `factor` and `band`
+  band   positions such as "8k-16k"; "within": a text of the trained length
+  facts  what a report says of the run beside its rows: settings, seeds, texts
 """
 
 from __future__ import annotations

@@ -4,6 +4,16 @@ in float32.
 The reference is the float32 model with the exact rotation at positions from 0. Attention depends on
 differences of positions only, so a model with exact angles gives the same output at positions from
 10,000,000.
+
+Words of this module:
+  row       one measurement: the "kl" for each window, with the fields `dtype`, `rotation`, `length`
+            and `offset`, the first position
+  job       one call of a function such as `measure`; a runner runs the jobs for the settings and
+            the seeds of the study, and stores their rows
+  KL        the Kullback-Leibler divergence of the next-token probabilities of a rounded model, that
+            in bfloat16 or float16, from those of the reference
+  rotation  EXACT (our kernels) or OWN (that of transformers)
+  facts     what a report says of the run beside its rows: settings, seeds, texts
 """
 
 from __future__ import annotations

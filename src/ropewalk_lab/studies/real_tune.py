@@ -1,5 +1,16 @@
 """Study `real_tune`: train a pretrained model a little at a longer length, with cross entropy and
 with LongCE.
+
+Words of this module:
+  row    one measurement: a metric ("training", the loss of each step; "loss", for each window;
+         "found", 1 for each pass key found, else 0), its values, and the fields `method`,
+         `objective`, `seed`, and `band` or `length`
+  job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
+         seeds of the study, and stores their rows
+  band   positions such as "8k-16k"; `end` is the second of these numbers
+  meter  measures a method, and keeps what it has measured
+  code   five digits that a training text states and asks for later
+  facts  what a report says of the run beside its rows: settings, seeds, texts
 """
 
 from __future__ import annotations
@@ -242,6 +253,9 @@ def train(
 
     tokens           of the text to train on [N]
     trained, factor  the trained length, and how many times longer the new length is
+    objective        CE or LONG_CE
+    seed             of the order of the windows and of the codes
+    encode           text -> tokens, for the codes
     """
     reader, to = Reader(model), round(factor * trained)
     if len(tokens) < to:
@@ -266,6 +280,7 @@ def train(
                 group["lr"] = rate * min(
                     (step + 1) / warm_up, (steps - step) / max(1, steps - warm_up)
                 )
+            # a text with fewer windows than steps is read again from its first window on
             window = with_codes(rows[order[step % len(rows)]], codes, encode, draw)
             curve.append(_step(reader, window, trained, objective))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -308,6 +323,7 @@ def _step(reader: Reader, window: Tensor, trained: int, objective: str) -> float
     short = None
     if objective == LONG_CE:
         reader.model.eval()
+        # in pieces that start a quarter of the context apart
         short = limited_losses(reader, window.cpu(), context, max(1, context // 4)).to(
             reader.device
         )

@@ -1,4 +1,11 @@
-"""Study `relative`: do logits stay the same if all positions are shifted? Nothing is trained."""
+"""Study `relative`: do logits stay the same if all positions are shifted? Nothing is trained.
+
+Words of this module:
+  row       one measurement: how far the logits "moved" in each window, with the fields `model` (the
+            encoding), `shift` of all positions, and `seed`
+  relative  a declared property of an encoding: only differences of positions count
+  facts     what a report says of the run beside its rows: settings, seeds, texts
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,15 @@
 A table of rope_variants.toml says what such a study varies and how a variant is named. A variant of
 `frequencies` may also be any scaling of SCALINGS. "geometric + yarn" is the model of the variant
 "geometric", read beyond its trained length with "yarn", a method of the study `extend`.
+
+Words of this module:
+  row    one measurement: a metric ("loss", "accuracy"; "alpha", how far learned frequencies moved),
+         its values, and fields: the variant, under the name `field` of its table, `text`, `length`
+         and `seed`
+  job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
+         seeds of the study, and stores their rows
+  facts  what a report says of the run beside its rows: settings, seeds, texts
+  ours   our values beside a published table, by the name of that table
 """
 
 from __future__ import annotations
@@ -45,7 +54,16 @@ WITH = " + "
 
 @dataclass(frozen=True)
 class RopeVariants:
-    """A table of rope_variants.toml, whose comments say what the fields mean."""
+    """A table of rope_variants.toml.
+
+    field      the field of the rows that names a variant
+    setting    the setting of the study that lists the variants
+    reference  claims compare every other variant with this one
+    label      how a variant is written in a figure and in a claim, a format
+    title      of the tables and figures
+    published  names of published tables
+    variants   {name: the fields of its RopeSpec}; empty: a variant is a base, theta
+    """
 
     field: str
     setting: str
@@ -180,6 +198,7 @@ def measure(
             reader = migrate(model, spec_for(method, rope_spec(model), multiple, length)).model
         rows += training.loss_rows(reader, held_out, [multiple * length], length, **fields)
     moved = log_scales(model)
+    # with a method, they are those of the variant without it
     return [*rows, *([row("alpha", moved, **fields)] if moved.size and not method else [])]
 
 

@@ -31,7 +31,7 @@ def _rounded(value: float | np.floating) -> float:
     """Return a value rounded to six significant digits, far below the smallest difference that
     matters. Integers, such as counts, stay exact; NaN and infinities become NOT_FINITE.
     """
-    if not abs(value) < NOT_FINITE:
+    if not abs(value) < NOT_FINITE:  # a comparison with NaN is False
         return NOT_FINITE
     return float(value) if float(value).is_integer() else float(f"{value:.6g}")
 

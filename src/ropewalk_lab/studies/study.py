@@ -1,5 +1,11 @@
 """A study: a question, settings by preset, jobs that measure rows, and findings computed from the
 rows.
+
+Words of this module:
+  row       one measurement: a metric, its values, and fields that say what was measured
+  facts     what was run and how: study, preset, seeds, settings, machine, and what `run` returns
+  preset    the settings for one size of a run, such as "smoke" or "gpu"
+  findings  the tables, figures and claims of a report, computed from rows and facts
 """
 
 from __future__ import annotations

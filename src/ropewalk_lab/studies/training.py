@@ -1,5 +1,13 @@
 """Train models for studies; each set of settings is trained once, saved, and used by all studies
 that need it.
+
+Words of this module:
+  preset     the tables `model`, `data` and `train` of a training preset
+  changes    settings to replace in a preset, such as "train.warmup=9"
+  workspace  the folder of trained models, which all studies share, and the device
+  row        one measurement: a metric, a value for each window, and fields that say what was
+             measured
+  window     a piece of held-out text
 """
 
 from __future__ import annotations
