@@ -23,6 +23,7 @@ OPTIONS = {
     "plain": {},
     "head norm and biases": {"qk_norm": True, "qkv_bias": True, "o_bias": True},
     "window": {"window": 3, "layer_types": ("sliding", "full")},
+    "two axes": {"encoding": "rope_2d"},
 }
 
 
@@ -50,7 +51,7 @@ def test_the_values_are_those_of_the_ordinary_forward(options):
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("options", "dtype"),
-    [*zip(OPTIONS.values(), (torch.float32, torch.bfloat16, torch.float32), strict=True)],
+    [*zip(OPTIONS.values(), (torch.float32, torch.bfloat16, *[torch.float32] * 2), strict=True)],
     ids=OPTIONS,
 )
 def test_a_row_has_the_same_bits_in_every_batch_chunk_and_cache(options, dtype):
@@ -109,7 +110,9 @@ def test_what_cannot_be_invariant_is_refused():
     assert_refused("padding", lambda: model(tokens, padding=right))
     assert_refused("caches", lambda: model(tokens, caches=model.caches("sliding", 4)))
     assert_refused("caches", lambda: model(tokens, caches=[KVCache(rotated=False)] * 2))
-    for options in ({"encoding": "alibi"}, {"activation": "gelu"}, {"attention": "linear"}):
+    # a bias on the scores, also beside a rotation
+    biased = [{"encoding": name} for name in ("alibi", "rope_alibi", "rope_bias")]
+    for options in (*biased, {"activation": "gelu"}, {"attention": "linear"}):
         other = model_of(options, invariant=True)
         assert_refused("invariant", lambda other=other: other(tokens))
     dropped = model_of({"dropout": 0.1}, invariant=True)

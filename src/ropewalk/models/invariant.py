@@ -122,11 +122,11 @@ def _attend(
 
 
 def _rotated(attention: Any, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
-    """Return q and k [B, S, H, D], normed and rotated; positions are [S] or [B, S], or [axes, B, S]
-    for a spec with several axes.
+    """Return q and k [B, S, H, D], normed and rotated; positions are [S], [B, S] or, for a spec with
+    several axes, [axes, B, S].
     """
     spec, norm, shape = plain_spec(attention), attention.head_norm(), q.shape[:2]
-    axes = positions.shape[:1] if spec.num_axes > 1 else ()
+    axes = (spec.num_axes,) if spec.num_axes > 1 else ()
     positions = positions.expand(*axes, *shape)
     if why_no_triton(q) is None:
         config = fixed_config(attention)

@@ -44,13 +44,11 @@ def why_not_layer(layer: nn.Module) -> str | None:
 
 
 def _is_plain_rotary(encoding: Any) -> bool:
-    """Return whether an encoding rotates q and k as `Rotary` does, by frequencies that are not
-    learned. A bias that it also adds to the scores is not looked at.
+    """Return whether an encoding does nothing but rotate q and k, by frequencies that are not
+    learned.
     """
     return (
-        isinstance(encoding, Rotary)
-        and type(encoding).rotate is Rotary.rotate
-        and not encoding.rope.spec.learned
+        isinstance(encoding, Rotary) and encoding.only_rotates and not encoding.rope.spec.learned
     )
 
 
