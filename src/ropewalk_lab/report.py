@@ -170,13 +170,12 @@ def noise(rows: list[Row], facts: dict[str, Any]) -> str:
 
 def _environment(facts: dict[str, Any]) -> str:
     """Return two or more short sentences: preset, seeds, device, versions and date of a study, its
-    model if the facts have one, and its text.
+    model if that is a pretrained one, and its text.
     """
     machine, corpus = facts["machine"], facts.get("corpus", {})
     versions = f"torch {machine['torch']}, Python {machine['python']}, {machine['date']}."
-    # the text is named by its hash, if there is one and the facts have no model
     text = f" Text: sha256 {corpus['fingerprint'][:16]}." if corpus else ""
-    if "model" in facts:  # the name of a pretrained model, or the settings of a trained one
+    if isinstance(facts.get("model"), str):  # a trained one has its settings there
         text = f" Model {facts['model']}, text {', '.join(facts.get('text', []))}."
     return (
         f"Preset {facts['preset']}, {facts['seeds']} seeds, {machine['device']}, {versions}{text}"

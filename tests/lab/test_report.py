@@ -17,7 +17,7 @@ from ropewalk.errors import RopeError
 from ropewalk_lab.log import read_log
 from ropewalk_lab.published import PUBLISHED
 from ropewalk_lab.recommendations import USE_CASES, StudyResult, _stream, lowest, recommend
-from ropewalk_lab.report import noise, read_all, write_report
+from ropewalk_lab.report import _environment, noise, read_all, write_report
 from ropewalk_lab.report_html import details_html, table_html
 from ropewalk_lab.scores import Score
 from ropewalk_lab.studies import STUDIES, read_study
@@ -267,6 +267,15 @@ def test_a_table_without_a_note_has_no_paragraph_for_it():
     assert '<p class="note">how to read it</p>' in table_html(
         Table("title", ("a",), [("b",)], "how to read it")
     )
+
+
+def test_the_report_names_the_text_of_a_trained_model_and_of_a_pretrained_one():
+    machine = {"torch": "2.13", "python": "3.12", "date": "2026-01-01", "device": "cpu"}
+    facts = {"preset": "cpu", "seeds": 1, "machine": machine}
+    trained = {**facts, "model": {"hidden_size": 64}, "corpus": {"fingerprint": "ab" * 32}}
+    assert _environment(trained).endswith("2026-01-01. Text: sha256 abababababababab.")
+    pretrained = {**facts, "model": "smollm2", "text": ["moby-dick", "sotu"]}
+    assert _environment(pretrained).endswith("2026-01-01. Model smollm2, text moby-dick, sotu.")
 
 
 def test_settings_in_the_report_are_indented_json():
