@@ -181,13 +181,17 @@ def _in_words(finding: Any) -> str:
 
 
 def _finding(row: Mistake, facts: dict[str, Any], found: Any, repaired: bool) -> Finding:
-    """Return a finding in the words of a row; `found` is that of `audit`, None if it raised an
-    error.
+    """Return a finding in the words of a row.
+
+    facts     the words in braces of the row; `value` is the name of the engine
+    found     what `audit` found about this engine; None if `audit` raised an error
+    repaired  whether the config was rewritten for the engine
     """
     words = {key: str(value) for key, value in facts.items()}
     evidence = Evidence("not known", words["value"])
     if found is not None:
         evidence = Evidence(found.known, facts["value"], found.version)
+    # the part of `fix` before "|" says what was written, that after it what to decide
     fix = row.fix.split("|")[0 if repaired else -1].strip()
     return Finding(
         row.id,

@@ -156,7 +156,8 @@ def _look_carefully(case: Examination) -> list[Finding]:
             break
         case.withheld.add(repaired[-1].row.id)
         case.root, case.draft, case.duplicates, case.not_json = copy.deepcopy(before)
-        case.reaches = 0
+        case.reaches = 0  # no repair has extended the rope yet
+    # after a repair that wrote YaRN, the served length becomes the length in use
     serve(case, before[0])
     meant = case.specs()
     return [_finding(case, meant, each) for each in found]

@@ -33,23 +33,21 @@ from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 
 #: the scaling types that llama.cpp knows
 GGUF_TYPES = ("none", "linear", "yarn", "longrope")
-#: families whose config must have a rope object, although their class in transformers has unscaled
-#: ropes of its own without one
-PLAIN_CLASSES = ("mimo_v2_flash",)
 #: the config keys of a model that its draft takes over
 INHERITED = (*OBJECT_KEYS, "rope_theta", TRAINED_LENGTH_KEY, SERVED_LENGTH_KEY)
 
 
-def _without_rotation(case: Examination) -> bool:
+def _without_rotation(case: Examination, row: Mistake) -> bool:
     """Return whether a config cannot be read for one of these reasons: its model does not rotate,
-    no spec describes its rotation, or its ropes are those that its class has by itself.
+    no spec describes its rotation, or its ropes are those that its class has by itself, as those of
+    the model types in `keys` have.
     """
     error, family = case.error(), case.family
     if error is None:
         return False
     switched_off = error.field in family.rotates_if and error.value is not None
     unknown = error.field == "rope_parameters or rope_theta"
-    unknown |= error.field == "rope_parameters" and case.model_type in PLAIN_CLASSES
+    unknown |= error.field == "rope_parameters" and case.model_type in row.keys
     return family.refused is not None or error.field == "alibi" or switched_off or unknown
 
 
@@ -64,15 +62,16 @@ def _is_absent(case: Examination, key: str) -> bool:
 @finder
 def unreadable(case: Examination, row: Mistake) -> Facts | None:
     """Find a config that cannot be read, for a reason that no other row is about; a row with "note"
-    in `names` is for models that do not rotate, or by no rope that a spec describes.
+    in `names` is for models that do not rotate, or by no rope that a spec describes. `keys` has the
+    model types whose class has unscaled ropes of its own where the config has no rope object.
     """
     error = case.error()
-    if error is None or _without_rotation(case) != ("note" in row.names):
+    if error is None or _without_rotation(case, row) != ("note" in row.names):
         return None
     absent = _is_absent(case, error.field)
     value = None if absent and row.id != "rope_not_described" else error.value
     why = error.rule
-    if case.model_type in PLAIN_CLASSES and "note" in row.names:
+    if case.model_type in row.keys and "note" in row.names:
         why = f"the class of {case.model_type} has plain ropes of its own"
     return {"key": error.field, "value": value, "why": why, "absent": absent}
 

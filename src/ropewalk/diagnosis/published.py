@@ -185,11 +185,14 @@ def known_lists(
 
 def published_trained_length(case: Examination) -> int | None:
     """Return the length that a published model was trained with; None if it is not known."""
+    # a config that cannot be read may give a theta all the same
     theta, rows = theta_of(case) or case.get("rope_theta"), rows_of(case)
-    # the default theta may stand for one that was lost, so two lengths of a release outweigh it
+    # a config with the default theta may have lost its own one, so a release with the same trained
+    # length is taken although its theta is another one
     default = theta == case.family.default("rope_theta")
     fits = default and any(_trained(row) == case.trained is not None for row in rows)
-    if not fits and not any(theta in row["theta"] for row in rows):  # a length of another release
+    # no release of these lengths has this theta: the lengths may be wrong, so all lengths count
+    if not fits and not any(theta in row["theta"] for row in rows):
         rows = [row for row in rows_of_any_length(case) if theta in row["theta"]] or rows
     # one release, without a scaling, that serves this length: it was trained with no more
     plain = [row for row in rows if "scaling" not in row and case.served in row["lengths"]]
@@ -199,6 +202,7 @@ def published_trained_length(case: Examination) -> int | None:
     if not any(case.served in row["lengths"] or case.trained in row["lengths"] for row in rows):
         served = [row for row in rows if (case.served or 0) > max(row["lengths"])]
         rows = served or rows
+    # the releases with this theta, if there are any, must agree
     known = {_trained(row) for row in [row for row in rows if theta in row["theta"]] or rows}
     return known.pop() if len(known) == 1 else None
 
@@ -624,13 +628,15 @@ def scaling_of_release(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def scaling_of_another(case: Examination, row: Mistake) -> Facts | None:
-    """Find a scaling in a model whose releases were all published without it: one that models are
-    trained with (`keys`), or the only one that its family has.
+    """Find a scaling that no release of the model was published with: one of a type that models are
+    trained with (`keys`), or one that was copied from other models of the family. The repair writes
+    null, if a release serves this length without a scaling.
     """
     rows, kind = rows_of_any_length(case), case.rope_type
     family = [each for each in models() if case.model_type in each["model_types"]]
     given = {"rope_type": kind, "factor": case.factor}
-    # the one scaling, with its factor, of all models of the family, at a published length
+    # copied: the models of the family that have a scaling all have this one, with this factor, and
+    # the config serves a length that this model was published with
     known = [each["scaling"] for each in family if "scaling" in each]
     copied = bool(known) and all(each == given for each in known)
     copied = copied and any(_at_length(case, each) for each in rows)
@@ -640,8 +646,10 @@ def scaling_of_another(case: Examination, row: Mistake) -> Facts | None:
         return None
     facts = {"key": "rope_type", "value": kind, "new": None, "name": "rope_scaling"}
     facts |= {"model": ", ".join(each["name"] for each in rows), "holder": case.text}
-    # a published model serves its own length without a scaling
-    plain = [row for row in rows_of(case) if case.served in row["lengths"] and "scaling" not in row]
+    # without the scaling this must be the config of a release: its length is enough for the longest
+    # sequence, its theta is the published one, and no other rope object is left
+    plain = [each for each in rows_of(case) if case.served in each["lengths"]]
+    plain = [each for each in plain if "scaling" not in each]
     short = case.length is None or case.length <= (case.served or 0)
     fits = case.flat() is case.text.get("rope_scaling") and published_default(case)
     return {**facts, "fixable": bool(plain) and short and fits}

@@ -47,9 +47,7 @@ def _is_plain_rotary(encoding: Any) -> bool:
     """Return whether an encoding does nothing but rotate q and k, by frequencies that are not
     learned.
     """
-    return (
-        isinstance(encoding, Rotary) and encoding.only_rotates and not encoding.rope.spec.learned
-    )
+    return isinstance(encoding, Rotary) and encoding.only_rotates and not encoding.rope.spec.learned
 
 
 def plain_spec(attention: Any) -> RopeSpec:
