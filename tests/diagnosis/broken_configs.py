@@ -107,6 +107,24 @@ SMOLLM3 = {
 FULL_FIRST = ("full_attention", "sliding_attention", "sliding_attention")
 #: a factor and a trained length under names of llama.cpp, without a scaling's name
 OF_LLAMA_CPP = {"rope_scaling_factor": 4.0, "rope_scaling_orig_ctx_len": 2048}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+GPTJ = {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": 64, "n_positions": 2048}
+HUNYUAN = {
+    "model_type": "hunyuan_v1_dense",
+    "hidden_size": 512,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32768,
+    "rope_theta": 10000.0,
+}
+QWEN_1 = {
+    "model_type": "qwen",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+    "rotary_emb_base": 10000.0,
+}
 GRANITE_H = {
     "model_type": "granitemoehybrid",
     "hidden_size": 2048,
@@ -836,15 +854,24 @@ BROKEN = [
         None,
     ),
     Broken(
-        "rope_of_fixed_family",
-        {
-            "model_type": "gptj",
-            "n_embd": 4096,
-            "n_head": 16,
-            "rotary_dim": 64,
-            "n_positions": 2048,
-            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
-        },
+        "rope_of_fixed_family", {**GPTJ, "rope_scaling": LINEAR}, {**GPTJ, "rope_scaling": None}
+    ),
+    Broken(
+        "alpha_beside_another_type",
+        {**HUNYUAN, "rope_scaling": {"type": "yarn", "alpha": 1000.0, "factor": 1.0}},
+        {**HUNYUAN, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
+    ),
+    Broken("published_theta_of_family", {**QWEN3_8B, "hidden_size": 3072, "rope_theta": 1e4}, None),
+    Broken(
+        "published_key_differs",
+        {**QWEN_1, "use_dynamic_ntk": False},
+        {**QWEN_1, "use_dynamic_ntk": True},
+    ),
+    # what a longer length needs is not known where the scaling has no name
+    Broken(
+        "default_with_scaling_keys",
+        changed(QWEN3_8B, {"rope_type": "default", "factor": 4.0}),
         None,
+        {"length": 131072},
     ),
 ]

@@ -51,7 +51,7 @@ ROPE_WORDS = re.compile(
 #: keys with such a word that say nothing about the angles, or that published configs have
 HARMLESS = re.compile(
     r"no_rope|nope|^use_|^enable_|_dim$|_dims$|traditional|interleave|position_embedding|type|_3d"
-    r"|attention|cache|fus|impl|kernel|scale_base|mscale|layers"
+    r"|attention|attn_rotary_emb|cache|fus|impl|kernel|scale_base|mscale|layers"
 )
 #: a value that changes nothing wherever it is read
 TRIVIAL: tuple[Any, ...] = (None, False, 0, 1, "", "default", "none", "rope")

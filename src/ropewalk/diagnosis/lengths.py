@@ -17,10 +17,11 @@ from typing import Any
 from ropewalk.config import keys
 from ropewalk.diagnosis.aliases import meaning
 from ropewalk.diagnosis.case import Examination, Facts, positive, read_type, type_of, whole
-from ropewalk.diagnosis.mistakes import Mistake, finder, repair
+from ropewalk.diagnosis.mistakes import Mistake, finder, mistakes, repair
 from ropewalk.diagnosis.published import (
     native_length,
     published_start,
+    published_theta,
     published_trained_length,
     rows_of,
     rows_of_any_length,
@@ -33,6 +34,8 @@ from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 STATIC = ("yarn", "linear")
 #: lengths that differ by at most this share count as equal, since configs round lengths and factors
 SAME_LENGTH = 0.02
+#: the trained length in the scaling of every Llama
+LLAMA3_LENGTH = 8192
 #: the alpha of every HunYuan of the families that the row names
 ALPHA = 1000.0
 
@@ -96,6 +99,9 @@ def lengths_swapped(case: Examination, row: Mistake) -> Facts | None:
     """
     trained, served, factor = case.trained, case.served, case.factor
     if not trained or not served or trained < served or case.rope_type not in row.keys:
+        return None
+    # a Llama that serves less than it was trained with keeps its bands
+    if case.rope_type == "llama3" and trained == LLAMA3_LENGTH:
         return None
     # engines multiply the served length by YaRN's factor themselves, so equal lengths may be meant
     if trained == served and case.rope_type != "llama3":
@@ -317,7 +323,10 @@ def served_beyond_training(case: Examination, row: Mistake) -> Facts | None:
     family, nested = case.family, any("." in place for place, _ in case.ropes())
     # YaRN can be written for one rope that rotates whole heads, in a family that reads YaRN
     can = family.known and not (family.only_default or family.layer_thetas or nested)
-    can = can and "yarn" not in family.renamed
+    can = can and "yarn" not in family.renamed and not _is_fixed(case)
+    # a theta of another release may be the mistake, and not the length
+    thetas = published_theta(case)
+    can = can and (not thetas or theta_of(case) in thetas)
     specs = case.specs()
     plain = specs is not None and all(s is None or s.rotary_dim is None for s in specs.values())
     return {
@@ -329,6 +338,12 @@ def served_beyond_training(case: Examination, row: Mistake) -> Facts | None:
         "factor": case.length / trained,
         "fixable": can and plain,
     }
+
+
+def _is_fixed(case: Examination) -> bool:
+    """Return whether the code of this family reads no scaling."""
+    fixed = (row.names for row in mistakes() if row.find == "rope_of_fixed_family")
+    return any(case.model_type in names for names in fixed)
 
 
 @finder
@@ -395,12 +410,17 @@ def add_yarn(case: Examination, row: Mistake, facts: Facts) -> None:
 
 
 def _readable(case: Examination) -> bool:
-    """Return whether every rope object with keys of a scaling names its type; if not, the config
-    may have a scaling that is not read.
+    """Return whether every rope object with keys of a scaling names it; if one does not, or is
+    called default, the config may have a scaling that is not read.
     """
     free = {*keys.COMMON_KEYS, *keys.AXIS_KEYS, *keys.OTHER_KEYS}
-    nameless = (type_of(rope) is None and rope.keys() - free for _, rope in case.ropes())
-    return not any(nameless)
+    for _, rope in case.ropes():
+        # a factor of 1 scales nothing
+        given = {key for key, value in rope.items() if (key, value) != ("factor", 1)} - free
+        kind = type_of(rope)
+        if given and (kind is None or (kind == "default" and rope.get("factor") is not None)):
+            return False
+    return True
 
 
 @finder
@@ -525,6 +545,21 @@ def factor_missing(case: Examination, row: Mistake) -> Facts | None:
             "type": type_of(rope),
         }
     return None
+
+
+@finder
+def alpha_of_dynamic(case: Examination, row: Mistake) -> Facts | None:
+    """Find alpha beside another scaling than dynamic, which alone reads it, in a family whose
+    published models have both.
+    """
+    rope = case.flat()
+    if "alpha" not in case.family.reads or rope is None or positive(rope.get("alpha")) is None:
+        return None
+    if (kind := read_type(case, rope)) in (None, "dynamic"):
+        return None
+    name = "rope_type" if rope.get("rope_type") is not None else "type"
+    facts = {"key": at(case.ropes()[0][0], name), "value": kind, "new": "dynamic", "name": name}
+    return {**facts, "holder": rope, "alpha": rope["alpha"]}
 
 
 @finder

@@ -45,10 +45,18 @@ def _without_rotation(case: Examination, row: Mistake) -> bool:
     error, family = case.error(), case.family
     if error is None:
         return False
-    switched_off = error.field in family.rotates_if and error.value is not None
     unknown = error.field == "rope_parameters or rope_theta"
     unknown |= error.field == "rope_parameters" and case.model_type in row.keys
-    return family.refused is not None or error.field == "alibi" or switched_off or unknown
+    return family.refused is not None or _switched_off(case, error) or unknown
+
+
+def _switched_off(case: Examination, error: RopeError) -> bool:
+    """Return whether a config cannot be read because a key of it says that the model does not
+    rotate.
+    """
+    return error.field == "alibi" or (
+        error.field in case.family.rotates_if and error.value is not None
+    )
 
 
 def _is_absent(case: Examination, key: str) -> bool:
@@ -131,17 +139,17 @@ def family_unknown(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def rope_of_fixed_family(case: Examination, row: Mistake) -> Facts | None:
-    """Find a scaling in a family whose code reads none; `names` has {model type: what it has
-    instead}.
+    """Find a scaling in a model whose code reads none: one of a family in `names`, {model type: what
+    it has instead}, or one whose rope is switched off.
     """
-    has = row.names.get(str(case.model_type))
-    if has is None or case.metadata is not None:
+    has, error = row.names.get(str(case.model_type)), case.error()
+    if has is None and error is not None and _switched_off(case, error):
+        has = f"no rope ({error.field} is {error.value})"
+    rope = case.flat()
+    if has is None or rope is None or type_of(rope) in (None, "default"):
         return None
-    for place, rope in case.ropes():
-        kind = type_of(rope)
-        if kind not in (None, "default"):
-            return {"key": place, "value": kind, "model": case.model_type, "has": has}
-    return None
+    facts = {"key": case.ropes()[0][0], "value": type_of(rope), "has": has, "rope": rope}
+    return {**facts, "model": case.model_type}
 
 
 @finder

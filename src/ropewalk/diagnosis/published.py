@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +95,32 @@ def rows_of(case: Examination) -> list[dict[str, Any]]:
     them, its lengths: those with its served and its trained length; if none has both, those with
     its served length; else those that serve its trained length; else all.
     """
-    found = rows_of_any_length(case)
+    found = _named(case, rows_of_any_length(case))
     # a null window: not a model that was published with a window, if there are others
     if case.text.get("sliding_window", 0) is None:
         found = [row for row in found if not row.get("windowed")] or found
     served = [row for row in found if case.served in row["lengths"]]
     both = [row for row in served if case.trained is not None and _trained(row) == case.trained]
     return both or served or [row for row in found if case.trained in row["lengths"]] or found
+
+
+def _named(case: Examination, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of releases that the name of a config's own checkpoint is about; all rows if
+    it is about none of them, or the config has no such name.
+    """
+    name = case.root.get("_name_or_path")
+    if not isinstance(name, str) or len(rows) < 2:
+        return rows
+    parts = {*re.split(r"[-_./ ]", name.lower())}
+    # the parts of a row's name that are in that of the checkpoint; the most parts name the release
+    counts = [len(own) if (own := _parts(row)) <= parts else 0 for row in rows]
+    most = max(counts)
+    return [row for row, count in zip(rows, counts, strict=True) if count == most] or rows
+
+
+def _parts(row: dict[str, Any]) -> set[str]:
+    """Return the parts of the name of a published model, in small letters."""
+    return {*re.split(r"[-_./ ]", row["name"].lower())}
 
 
 def _trained(row: dict[str, Any]) -> int | None:
@@ -258,6 +278,24 @@ def theta_lost(case: Examination, row: Mistake) -> Facts | None:
     if other and (case.trained is None or any(_trained(r) != case.trained for r in rows_of(case))):
         return None
     return _theta_facts(case, theta, known)
+
+
+@finder
+def theta_of_family(case: Examination, row: Mistake) -> Facts | None:
+    """Find the default theta in a model of unknown sizes, whose family was published with another
+    one: all models with the same vocabulary have it.
+    """
+    vocabulary = case.text.get("vocab_size")
+    family = [each for each in models() if case.model_type in each["model_types"]]
+    family = [each for each in family if each["vocab_size"] == vocabulary]
+    known = {theta for each in family for theta in each["theta"]}
+    if theta_of(case) != LOST_THETA or rows_of_any_length(case) or len(known) != 1:
+        return None
+    if LOST_THETA in known or len(family) < 2:
+        return None
+    names = ", ".join(each["name"] for each in family[:3])
+    facts = {"key": "rope_theta", "value": LOST_THETA, "known": known.pop(), "names": names}
+    return {**facts, "model": case.model_type}
 
 
 def _theta_given(case: Examination) -> bool:
@@ -592,6 +630,22 @@ def remove_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
         kept = {k: v for k, v in rope.items() if k in keys.COMMON_KEYS - {"rope_type", "type"}}
         case.text["rope_parameters"] = {"rope_type": "default", **kept}
     case.text.pop(TRAINED_LENGTH_KEY, None)
+
+
+@finder
+def published_key_differs(case: Examination, row: Mistake) -> Facts | None:
+    """Find another value of a key that decides the rope of a published model, beside those that
+    most models have: the `keys` of its row.
+    """
+    rows = [each for each in rows_of(case) if "keys" in each and _at_length(case, each)]
+    if not rows or any(each["keys"] != rows[0]["keys"] for each in rows):
+        return None
+    for key, new in rows[0]["keys"].items():
+        value = case.text.get(key)
+        if value != new:
+            facts = {"key": key, "value": value, "new": new, "model": rows[0]["name"]}
+            return {**facts, "holder": case.text, "name": key}
+    return None
 
 
 @finder
