@@ -2,7 +2,8 @@
 returns, for random tensors.
 
 A convention says how a function reads its tables, the arguments with cos and sin, and what it
-rotates. Its fields are explained at `Convention` in conventions.py.
+rotates. Its fields are explained at `Convention` in conventions.py. The rows of a tensor to rotate
+are the sequences of a batch; a row of a table holds its entries for one token or position.
 """
 
 from __future__ import annotations
@@ -173,8 +174,8 @@ class _Trials:
         return arguments
 
     def _agree(self, convention: Convention, arguments: dict[str, Any]) -> bool | None:
-        """Return whether function and replacement return the same; None if the function does not
-        support the arguments.
+        """Return whether function and replacement return the same for these arguments, False if only
+        the function supports them; None if the function does not.
         """
         try:
             theirs = self.function(**arguments)
@@ -205,6 +206,7 @@ class _Trials:
 
 
 def _blocks(convention: Convention) -> int:
+    """Return how many blocks of dimensions the trial tensors of a convention have."""
     return BLOCKS if convention.blocks else 1
 
 
