@@ -171,7 +171,8 @@ def _rotate_by(
     x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str, start: int, seq_dim: int
 ) -> Tensor:
     """Return x rotated by cos and sin [..., S, pairs], from its dimension `start` on; computed in
-    float32.
+    float32. `seq_dim` is the axis of the tokens in x, `layout` the pair layout of x, and
+    `layout_out` that of the result.
 
     ONNX's RotaryEmbedding rotates x of shape [B, H, S, D] from dimension 0, if the pair layout
     stays the same. Plain operators rotate everything else, and everything in a torch without
@@ -180,6 +181,7 @@ def _rotate_by(
     wide = x.to(torch.float32)
     cos, sin = cos.to(torch.float32), sin.to(torch.float32)
     pairs = cos.shape[-1]
+    # whether the operator fits; tables with more than three axes may differ from head to head
     standard = (
         x.ndim == 4 and seq_dim == -2 and start == 0 and layout == layout_out and cos.ndim <= 3
     )

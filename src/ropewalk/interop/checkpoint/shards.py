@@ -107,7 +107,9 @@ class Folder:
 
 
 def check_names(field: str, missing: Collection[str], unexpected: Collection[str]) -> None:
-    """Raise an error that lists the missing and the unexpected tensors, if there are any."""
+    """Raise an error about `field`, which names the source of the weights, that lists the missing
+    and the unexpected tensors, if there are any.
+    """
     lists = [
         f"{what}: {_first_few(names)}"
         for what, names in (("missing", missing), ("unexpected", unexpected))

@@ -50,7 +50,9 @@ class GgufExtension:
         return [*flags, "--override-kv", ",".join(pairs)] if pairs else flags
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the changes, the keys, the tensors and the flags, for a JSON file."""
+        """Return the extension as the contents of a JSON file: the keys that change, all keys and
+        tensors of the new rope with the context length, and the flags of llama.cpp.
+        """
         return {
             "changes": {
                 key: {"before": before, "after": after}
@@ -112,7 +114,9 @@ def extend_gguf(
 
 
 class _Changed:
-    """A GGUF file as it would be with the metadata keys and tensors of the new rope."""
+    """A GGUF file as it would be with the metadata keys and tensors of the new rope; `read_ropes`
+    reads it like a file.
+    """
 
     def __init__(self, file: GgufFile, metadata: GgufMetadata) -> None:
         self.file, self.given = file, metadata
