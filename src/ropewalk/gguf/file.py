@@ -62,8 +62,8 @@ class Array:
 
 @dataclass(frozen=True)
 class GgufTensorEntry:
-    """One tensor: its shape with the slowest dimension first, its type, and where it is in the file:
-    the bytes `begin` ... `end` - 1.
+    """One tensor: its shape with the slowest dimension first, its type, and where it is in the
+    file: the bytes `begin` ... `end` - 1.
     """
 
     shape: tuple[int, ...]
@@ -153,7 +153,7 @@ class GgufFile:
             file.seek(begin)
             view = memoryview(data)
             while view:
-                # an unbuffered file has `readinto`, which may read fewer bytes than there is room for
+                # an unbuffered file has `readinto`, which may read fewer bytes than have room
                 count = file.readinto(view)  # type: ignore[attr-defined]
                 if not count:
                     raise RopeError(

@@ -467,8 +467,8 @@ class _GgufLayer:
             raise RopeError(self._key("rope.scaling.type"), rule, self._type())
         if SHORT not in self.source.tensors:
             raise RopeError(SHORT, f"must be in the file, because {LONG} is", None)
-        # llama.cpp divides frequencies by the factors and by that of the linear scaling; Default has
-        # no factor
+        # llama.cpp divides frequencies by the factors and by that of the linear scaling; Default
+        # has no factor
         linear_factor = getattr(scaling, "factor", 1.0)
         short, long = (
             tuple(x * linear_factor for x in divisors(name, self.source.floats(name), pairs))

@@ -205,9 +205,9 @@ def _keys_describe(scaling: Yarn, facts: GgufArchitecture) -> bool:
     """
     # the betas that llama.cpp takes if the file gives none
     usual = scaling.beta_fast == facts.beta_fast and scaling.beta_slow == 1
-    # llama.cpp always truncates: it rounds the ends of YaRN's blend outwards to whole pairs. Where it
-    # reads YaRN's extrapolation and attention factors, too, keys are needed
-    # that are not written here
+    # llama.cpp always truncates: it rounds the ends of YaRN's blend outwards to whole pairs. Where
+    # it reads YaRN's extrapolation and attention factors, too, keys are needed that are not written
+    # here
     return scaling.truncate and (usual or facts.has_betas) and not facts.has_yarn_factors
 
 

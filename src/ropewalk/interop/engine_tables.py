@@ -109,8 +109,9 @@ def own_rope(
 
 
 def _scaling(rope: Mapping[str, Any], rotary_dim: int, max_position: int) -> Scaling:
-    """Return the scaling of a rope: as `from_hf` reads it, or, if only ropewalk has it, made from the
-    keys of the rope, which are its fields. `rotary_dim` and `max_position` are those of `own_rope`.
+    """Return the scaling of a rope: as `from_hf` reads it, or, if only ropewalk has it, made from
+    the keys of the rope, which are its fields. `rotary_dim` and `max_position` are those of
+    `own_rope`.
     """
     name = rope.get("rope_type", rope.get("type", "default"))
     if "mrope_section" in rope:

@@ -133,8 +133,8 @@ def keep_positions(cache: Any, layer_idx: int, positions: Tensor) -> None:
 
 
 def positions_of_keys(cache: Any, layer_idx: int, positions: Tensor, keys: int) -> Tensor:
-    """Return the positions [B, N] of the `keys` keys that one layer attends to, of which the current
-    call of the model added some at `positions`.
+    """Return the positions [B, N] of the `keys` keys that one layer attends to, of which the
+    current call of the model added some at `positions`.
     """
     layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
     # `update` of this layer has taken the new positions, so the layer has keys of its own

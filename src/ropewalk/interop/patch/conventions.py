@@ -141,8 +141,8 @@ class Convention:
 
 
 def signature_of(function: Callable) -> inspect.Signature:
-    """Return the signature of a rotation function. Hugging Face's package `kernels` puts a module in
-    the place of such a function; the signature is then that of the module's forward.
+    """Return the signature of a rotation function. Hugging Face's package `kernels` puts a module
+    in the place of such a function; the signature is then that of the module's forward.
     """
     return inspect.signature(function.forward if isinstance(function, nn.Module) else function)
 

@@ -317,8 +317,8 @@ def _from_end(
 
 
 def _merge_sections(table: Tensor, sections: list[int]) -> Tensor:
-    """Return the tables [axes, ..., tokens, pairs] of all position axes as one [..., tokens, pairs]:
-    each section of the pairs comes from the table of its own axis.
+    """Return the tables [axes, ..., tokens, pairs] of all position axes as one table
+    [..., tokens, pairs]: each section of the pairs comes from the table of its own axis.
 
     sections  the number of pairs of each axis
     """

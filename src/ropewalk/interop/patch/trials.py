@@ -174,8 +174,8 @@ class _Trials:
         return arguments
 
     def _agree(self, convention: Convention, arguments: dict[str, Any]) -> bool | None:
-        """Return whether function and replacement return the same for these arguments, False if only
-        the function supports them; None if the function does not.
+        """Return whether function and replacement return the same for these arguments, False if
+        only the function supports them; None if the function does not.
         """
         try:
             theirs = self.function(**arguments)
