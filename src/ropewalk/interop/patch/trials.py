@@ -84,8 +84,8 @@ class _Trials:
             calls = [self._call(axes, candidate, **other) for other in self._other_calls()]
             for at_end, from_end, absent in product(BOTH, BOTH, ("none", "nothing", "tensor")):
                 complete = replace(candidate, at_end=at_end, from_end=from_end, absent=absent)
+                # None, for a call that the function does not support, is no disagreement
                 if all(self._agree(complete, call) is not False for call in calls):
-                    # None: the function refuses the call
                     return replace(complete, reads_both=self._reads_both(axes, complete))
         return None
 
@@ -115,8 +115,9 @@ class _Trials:
         yield {"more": (2, 2)}  # q and k longer than the tables
         yield {"more": (-1, 0)}  # q shorter than the tables
         if len(self.inputs) > 1:
-            yield {"without": self.inputs[-1]}
+            yield {"without": self.inputs[-1]}  # k is None
         if UNROTATED in self.names:
+            # one key is not rotated; then also twice as many rotated keys as rows of the table
             yield {"more": (0, 1), "options": {UNROTATED: 1}}
             yield {"more": (0, TOKENS + 1), "options": {UNROTATED: 1, REPEATED: True}}
 
