@@ -154,7 +154,7 @@ def _rotate(xs: tuple[Tensor, ...], request: AnyRequest) -> tuple[Tensor, ...]:
     rotated = []
     for i, x in enumerate(xs):
         if isinstance(request, TableRequest):
-            cos, sin = request.cos, request.sin  # for the inverse rotation, sin is negative already
+            cos, sin = request.cos, request.sin  # an inverse one has changed the sign of sin
         else:
             positions = request.explicit_positions(x.shape[request.seq_dim], x.device)
             cos, sin = _cos_sin(request, positions, torch.float32, request.is_key(i))
