@@ -3,6 +3,9 @@ operators elsewhere.
 
 cos and sin are computed in the graph, in float64, from small tables of the four bytes of a
 position: the graph has no maximum length, and is as exact at token 10,000,000 as at token 10.
+
+A request says how tensors are rotated: by exact angles at positions, or, a TableRequest, by cos and
+sin that the caller passes.
 """
 
 from __future__ import annotations
@@ -115,7 +118,8 @@ def _compute_tables(spec: RopeSpec) -> _SpecTables:
     magnitudes = {
         is_key: levels.magnitude_of(spec, length=None, key=is_key) for is_key in (False, True)
     }
-    # phase steps in int64, which wraps around, as numbers from 0 to TURN - 1
+    # the angle of one position for each pair, where TURN = 2^64 is a whole turn; int64 holds the
+    # upper half of 0 ... TURN - 1 as negative numbers, which % undoes
     steps = tuple(step % TURN for step in fixed_frequencies(spec, CPU)[1].tolist())
     tables = {
         is_key: levels.levels(steps, magnitude, DIGITS, "float64")

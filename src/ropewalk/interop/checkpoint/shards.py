@@ -1,5 +1,8 @@
 """Read a checkpoint folder (config, index, safetensors shards) without trusting it, and write one
 atomically.
+
+A shard is a safetensors file of the folder, which begins with a header. The index is a JSON file
+whose weight_map says which shard holds each tensor; a folder with one shard needs none.
 """
 
 from __future__ import annotations
