@@ -142,10 +142,10 @@ def to_hf(spec: RopeSpec, *, version: int = 5, model_type: str | None = None) ->
                 `rope_scaling`
     model_type  that of the config; None: the keys of most families, without a model_type
 
-    A config has no key for the pair layout, which follows from the model's code, so a spec with a
-    layout other than "half" needs a `model_type` whose code uses that layout. What was written is
-    read back: a RopeError names the first field that has another value then. `precision` is not
-    written, because only ropewalk has it.
+    In most families no config key gives the pair layout, which follows from the model's code. So a
+    spec with a layout other than "half" needs a `model_type` whose code uses that layout, or reads
+    it from the key `rope_interleave`. What was written is read back: a RopeError names the first
+    field that has another value then. `precision` is not written, because only ropewalk has it.
     """
     if not isinstance(spec, RopeSpec):
         raise RopeError(

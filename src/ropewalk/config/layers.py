@@ -229,7 +229,8 @@ def _rotates(
     despite its name holds 1 for layers that rotate.
 
     Without this key, a family that skips layers leaves every `no_rope_layer_interval`-th layer
-    unrotated. None if the family skips no layers, or if the number of layers is not known.
+    unrotated, and the result is None if the family skips no layers or the number of layers is not
+    known.
     """
     if thetas is not None:
         return [theta != 0 for theta in thetas]

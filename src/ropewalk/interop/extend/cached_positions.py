@@ -56,6 +56,7 @@ def _class_with_positions(base: Any) -> type:
             return seen
 
         def __reduce_ex__(self, protocol: Any) -> tuple:
+            # pickle cannot find this class by name, since it is made for each `base`
             return _restored, (base, vars(self))
 
     def followed(name: str) -> Callable:

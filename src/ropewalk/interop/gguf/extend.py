@@ -102,6 +102,7 @@ def extend_gguf(
     # the keys are written for one spec; `_check` raises an error if another layer type needs others
     spec = next(iter(new_specs.values()))
     trained = getattr(spec.scaling, "original_length", None) or options.get("original_length")
+    # where neither gives the trained length, the file's own length is taken for it
     length = math.floor((trained or served) * factor)
     metadata = to_gguf_metadata(spec, file.architecture, context_length=length)
     _check(_Changed(file, metadata), new_specs, kind)
@@ -135,8 +136,8 @@ class _Changed:
 
 
 def _check(changed: _Changed, wanted: dict[str, RopeSpec], kind: str) -> None:
-    """Raise an error about `kind` if llama.cpp would compute other frequencies than those wanted in
-    one of the layer types.
+    """Raise an error about `kind` if llama.cpp would compute other frequencies or another magnitude
+    than those of `wanted`, {layer type: its new spec}, from the changed file.
     """
     found, _ = read_ropes(changed)
     for layer_type, spec in wanted.items():
@@ -145,6 +146,7 @@ def _check(changed: _Changed, wanted: dict[str, RopeSpec], kind: str) -> None:
         for length in (trained, trained + 1):  # LongRoPE has other factors beyond the trained one
             ours = spec.ladder_frequencies(length)
             theirs = None if read is None else read.ladder_frequencies(length)
+            # atol: a pair that does not rotate is written with the divisor 1e30, not with infinity
             if (
                 theirs is None
                 or not all_close(theirs.radians, ours.radians, rtol=SAME, atol=1e-25)

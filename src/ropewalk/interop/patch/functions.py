@@ -159,8 +159,8 @@ class RotationFunction:
         # one block of dimensions for each axis of the positions
         blocks = arguments[POSITIONS].shape[-1] if convention.blocks else 1
         tensors = [table.tensor() if isinstance(table, LazyTable) else table for table in tables]
+        # a table that was not lazy is still the same object; lazy ones are ours and need no check
         if convention.reads_both and tensors[0] is tables[0]:
-            # lazy tables are ours and need no check
             check_doubled(tensors, convention.doubled(tensors, blocks))
         cos, sin = (table.to(xs[0].device) for table in convention.cos_sin(tensors, blocks))
         if SECTIONS in arguments:
