@@ -14,6 +14,8 @@ Words of this module:
   layer type   a name such as "full_attention"; layers of one type have the same rope
   family       what the code of a `model_type` fixes beside its config, a row of families.toml
   check        a function (key, value) that raises a RopeError about the key if the value is wrong
+  setting      a field of a scaling that a config can give: `key` is its config key, or None if that
+               is the name of the field
 """
 
 from __future__ import annotations
@@ -318,8 +320,8 @@ def _check(key: str, value: Any, check: Check) -> None:
 
 
 def _settings() -> dict[str, list[Setting]]:
-    """Return {config key: the settings (fields of scalings) that are read from it}; several
-    scalings may read the same key.
+    """Return {config key: the settings that are read from it}; several scalings may read the same
+    key.
     """
     settings: dict[str, list[Setting]] = {}
     for scaling in keys.rope_types().values():

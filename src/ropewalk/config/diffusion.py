@@ -71,7 +71,9 @@ def read(config: Mapping[str, Any], precision: str) -> tuple[RopeSpec, tuple[Ent
     model, entries = models()[name], []
 
     def read_value(field: str, key: str | None, default: Any) -> Any:
-        """Return the value of a config key, or the default, and append its source to `entries`."""
+        """Return the value of a config key, or the default if `key` is None or the config does not
+        have it; append it to `entries` under the name `field`, with its source.
+        """
         given = None if key is None else config.get(key)
         source = f"the default of {name}" if given is None else str(key)
         entries.append(Entry(LAYER_TYPE, field, default if given is None else given, source))

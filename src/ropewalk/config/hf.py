@@ -142,10 +142,10 @@ def to_hf(spec: RopeSpec, *, version: int = 5, model_type: str | None = None) ->
                 `rope_scaling`
     model_type  that of the config; None: the keys of most families, without a model_type
 
-    A config has no key for the pair layout, which follows from the model's code, so a spec with a
-    layout other than "half" needs a `model_type` whose code uses that layout. What was written is
-    read back: a RopeError names the first field that has another value then. `precision` is not
-    written, because only ropewalk has it.
+    In most families no config key gives the pair layout, which follows from the model's code. So a
+    spec with a layout other than "half" needs a `model_type` whose code uses that layout, or reads
+    it from the key `rope_interleave`. What was written is read back: a RopeError names the first
+    field that has another value then. `precision` is not written, because only ropewalk has it.
     """
     if not isinstance(spec, RopeSpec):
         raise RopeError(
@@ -202,12 +202,12 @@ class _Reading:
 
 
 def _text(config: Any) -> Mapping[str, Any]:
-    """Return the text part of a config. One inside another config also gets the sizes that it
-    leaves to its class, as transformers 4 wrote it.
+    """Return the text part of a config, with the sizes that it leaves to its class: where the text
+    part is inside another config, transformers 4 did not write sizes that are the class's defaults.
     """
     whole = load(config)
     text = text_part(whole)
-    if text is whole:
+    if text is whole:  # a config of its own, which has all its sizes
         return text
     sizes = class_sizes().get(str(text.get("model_type")), {})
     absent = {key: size for key, size in sizes.items() if not any(k in text for k in _names(key))}
@@ -215,7 +215,7 @@ def _text(config: Any) -> Mapping[str, Any]:
 
 
 def _names(key: str) -> tuple[str, ...]:
-    """Return all names of a size by its first one."""
+    """Return all config keys of a size, given the first of them."""
     sizes = (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS, keys.LAYER_COUNT_KEYS)
     return next(names for names in sizes if key in names)
 
@@ -256,7 +256,9 @@ def _read_config(config: Any, precision: str) -> _Reading:
 
 
 def _temperatures(reading: _Reading) -> dict[str, Temperature | None]:
-    """Return the temperature of each layer type of a config that was read."""
+    """Return the temperature of each layer type of a config that was read; None for a layer type
+    whose queries have no such factor.
+    """
     rotated = {name: spec is not None for name, spec in reading.specs.items()}
     return read_temperatures(reading.model_type, reading.outside, reading.rope, rotated)
 

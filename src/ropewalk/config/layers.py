@@ -81,8 +81,8 @@ def layer_ropes(
 
 
 def layer_names(config: Mapping[str, Any], family: Family, names: Sequence[str]) -> list[str]:
-    """Return the layer type of each layer: one of `names`, those that `from_hf(per_layer=True)`
-    returns.
+    """Return the layer type of each layer: one of `names`, the layer types that
+    `from_hf(per_layer=True)` returns, or one that has no attention.
     """
     thetas = _thetas(config, family)
     rotates = _rotates(config, family, thetas)
@@ -229,7 +229,8 @@ def _rotates(
     despite its name holds 1 for layers that rotate.
 
     Without this key, a family that skips layers leaves every `no_rope_layer_interval`-th layer
-    unrotated. None if the family skips no layers, or if the number of layers is not known.
+    unrotated, and the result is None if the family skips no layers or the number of layers is not
+    known.
     """
     if thetas is not None:
         return [theta != 0 for theta in thetas]
@@ -256,8 +257,8 @@ def _layer_count(config: Mapping[str, Any]) -> int | None:
 
 
 def _layers_by_type(config: Mapping[str, Any], rotates: list[bool]) -> dict[str, list[int]]:
-    """Return {layer type: indices of its layers}; if `layer_types` and `rotates` differ in length,
-    layers beyond the shorter one are left out.
+    """Return {layer type: indices of its layers}. If `layer_types` and `rotates` differ in length,
+    layers beyond the shorter one are left out here; `layer_names` raises an error then.
     """
     declared, layers = config.get("layer_types") or ["full_attention"] * len(rotates), {}
     for index, (name, _) in enumerate(zip(declared, rotates, strict=False)):

@@ -4,6 +4,9 @@ All that differs between spellings and families ends here: other names of a key,
 outside a rope object, defaults of the family's code. What reads the normal form sees no config.
 
 Words of this module:
+  Value         a value of a config with its key and the place where it was found, its source
+  layer type    a name such as "full_attention"; layers of one type have the same rope
+  family        what the code of a `model_type` fixes beside its config, a row of families.toml
   outside       the config's own keys, those outside a rope object, by own and by standard name
   rope          the keys of the layer type's rope object
   given         a key is given if it is there and not null; `_given(key)` is its Value outside the
@@ -12,6 +15,8 @@ Words of this module:
   from code     what follows from the code of the family and has no config key, such as the layout
   first given   the value from the first of two places that gives a key; a warning says if the two
                 differ, unless one is the rope of a single layer type
+  setting       a field of a scaling that a config can give: its `key` is the config key, or None if
+                that is the name of the field
 """
 
 from __future__ import annotations
@@ -255,6 +260,7 @@ class _NormalLayer:
             if name == "mrope" and self.family.known and self.family.axis_order is None:
                 rule = f"must not be mrope: {self.model} has one position for each token; remove it"
                 raise RopeError(value.key, rule, name)
+            # a family may mean another scaling than most by a name
             names.append({**keys.ROPE_TYPE_ALIASES, **self.family.renamed}.get(name, name))
         if len(set(names)) > 1:
             raise RopeError(
@@ -406,6 +412,7 @@ class _NormalLayer:
             layouts = family.layout, family.layout_out
             interleave = self._from_code(None, "layout")  # its value is replaced below
         else:
+            # code that reads the key returns interleaved pairs in the half layout
             layouts = ("interleaved", "half") if interleave.value else ("half", None)
         values = {"layout": replace(interleave, value=layouts[0])}
         if layouts[1] is not None:

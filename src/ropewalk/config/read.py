@@ -1,4 +1,9 @@
-"""Read the RopeSpec of one layer type from its values in normal form."""
+"""Read the RopeSpec of one layer type from its values in normal form.
+
+The normal form, which normal.py makes, is {standard key: value with its source, a `Value`}. A
+setting is a field of a scaling that a config can give; its `key` is the config key, or None if that
+is the name of the field.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +50,7 @@ class _ValueReader:
     sources: dict[str, Value] = field(default_factory=dict)
 
     def spec(self, precision: str) -> RopeSpec:
-        """Return the spec that the values describe.
+        """Return the spec that the values describe, with the given precision, which no config has.
 
         Each value is checked when it is taken, so that its error names the config key; RopeSpec and
         the scaling then check the values together.

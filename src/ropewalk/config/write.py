@@ -2,7 +2,8 @@
 
 A key is written in the rope object (`rope_parameters` of transformers 5, `rope_scaling` of
 transformers 4) or outside it, in the config itself. A family is what the code of a model_type fixes
-beside its config, a row of families.toml.
+beside its config, a row of families.toml. The trained length is the longest sequence of the
+training, the served length the longest with which the config says the model is used.
 """
 
 from __future__ import annotations
@@ -115,8 +116,9 @@ def v4_keys(rope: dict[str, Any], family: Family) -> dict[str, Any]:
     if rope["rope_type"] != "longrope":
         return {"rope_scaling": rope}
     outside = {TRAINED_LENGTH_KEY: rope[TRAINED_LENGTH_KEY]}
+    # only Phi-3's code reads the name "yarn" as longrope
     if family.renamed.get("yarn") == "longrope":
-        # the config class of Phi-3 accepts these three keys and no other
+        # its config class accepts these three keys and no other
         rope = {
             "type": "longrope",
             "short_factor": rope["short_factor"],

@@ -35,7 +35,8 @@ def from_gguf(
 ) -> RopeSpec | dict[str, RopeSpec | None]:
     """Return the spec that llama.cpp computes from a GGUF file.
 
-    per_layer  return {layer type: spec} instead; None for a layer type that is not rotated
+    per_layer  return {layer type: spec} instead; None for a layer type that is not rotated. False:
+               all layers that rotate must have the same spec
     precision  see RopeSpec
 
     `layout` is that of q and k in the file: interleaved for Llama, whose converter permutes them.

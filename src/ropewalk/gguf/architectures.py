@@ -86,7 +86,9 @@ ARCHITECTURES: dict[str, GgufArchitecture] = _read_rows()
 
 
 def architecture_of(name: str) -> GgufArchitecture:
-    """Return the facts of a general.architecture; refuse one that does not rotate or is not known."""
+    """Return what llama.cpp's code does for the general.architecture `name`; refuse one that has no
+    row, because it does not rotate or is not known.
+    """
     if name not in ARCHITECTURES:
         rule = (
             "must be an architecture that rotates and whose pair layout is known: "

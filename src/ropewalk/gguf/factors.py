@@ -59,6 +59,7 @@ def llama3(values: Sequence[float], theta: float) -> Llama3 | None:
     in them is (original_length * turns per step - 1) / (high_freq_factor - 1).
     """
     factor, dim = max(values), 2 * len(values)
+    # a larger divisor, such as the 1e30 of a pair that does not rotate, is of no Llama 3 scaling
     if not 1 <= factor <= 1e6:
         return None
     unscaled = Default().frequencies(dim, theta).radians
@@ -80,6 +81,7 @@ def llama3(values: Sequence[float], theta: float) -> Llama3 | None:
             candidates.append((round(-slope / intercept), round(1 - 1 / intercept, 4)))
     scaled = [plain / value for plain, value in zip(unscaled, values, strict=True)]
     for original_length, high_freq_factor in candidates:
+        # divisors of another origin may give a line with any numbers
         if not 1 <= original_length < 2**40:
             continue
         scaling = Llama3(factor, 1.0, high_freq_factor, original_length)

@@ -50,7 +50,9 @@ FLOATS = {"F32": "f", "F16": "e", "F64": "d"}
 
 @dataclass(frozen=True)
 class Array:
-    """An array in the metadata: its entry type, its length, and its bytes in the file."""
+    """An array in the metadata: GGUF's number of its entry type, its length, and where it is in the
+    file: the bytes `begin` ... `end` - 1.
+    """
 
     type_id: int
     length: int
@@ -60,7 +62,9 @@ class Array:
 
 @dataclass(frozen=True)
 class GgufTensorEntry:
-    """One tensor: its shape with the slowest dimension first, its type, and its bytes in the file."""
+    """One tensor: its shape with the slowest dimension first, its type, and where it is in the
+    file: the bytes `begin` ... `end` - 1.
+    """
 
     shape: tuple[int, ...]
     type: TensorType
@@ -149,7 +153,7 @@ class GgufFile:
             file.seek(begin)
             view = memoryview(data)
             while view:
-                # an unbuffered file has `readinto`
+                # an unbuffered file has `readinto`, which may read fewer bytes than have room
                 count = file.readinto(view)  # type: ignore[attr-defined]
                 if not count:
                     raise RopeError(
@@ -215,7 +219,9 @@ class _HeaderReader:
         """Add the tensors to the file, after a check that they are within it, aligned, and do not
         overlap.
 
-        `start` is the first byte of the data; the offset of an entry counts from there.
+        entries    (name, shape, type, offset) of each tensor, as `_tensor` returns them
+        alignment  offsets must be multiples of this
+        start      the first byte of the data, from which offsets count
         """
         last, last_end = "", start
         for name, shape, tensor_type, offset in sorted(entries, key=lambda entry: entry[3]):

@@ -6,6 +6,8 @@ Words of this module:
   sliding layers  the layers with a sliding window; full layers are the others
   layer type      FULL or SLIDING, or NO_ROPE for layers that do not rotate beside others that do
   record          add a value of a spec and its origin, a key or a default, to an explanation
+  magnitude       the factor on cos and sin
+  sections        the number of pairs of each position axis
 """
 
 from __future__ import annotations
@@ -74,7 +76,10 @@ class GgufSource(Protocol):
 def read_ropes(
     source: GgufSource, precision: str = "hf_frequencies"
 ) -> tuple[dict[str, RopeSpec | None], Explanation]:
-    """Return {layer type: spec, or None if it does not rotate}, and where each value came from."""
+    """Return {layer type: spec, or None if it does not rotate}, and where each value came from.
+
+    `precision` is that of the specs, see RopeSpec: a file has no key for it.
+    """
     name = source.architecture
     facts = architecture_of(name)
     full = _GgufLayer(source, name, facts, FULL)
@@ -134,6 +139,7 @@ def _rotated(source: GgufSource, name: str) -> tuple[list[bool], str]:
     if facts.has_switch and metadata.get(switch) is False:
         count = integer(f"{name}.block_count", layers, low=1, high=MAX_LAYERS)
         return [False] * count, f"{switch}: no rotation in layers"
+    # the rule `unrotated_every` does not apply to a file that states a window of 0, which is none
     all_rotate = metadata.get(f"{name}.attention.sliding_window") == 0
     # with `full_unrotated` the layer type decides
     by_type = facts.full_unrotated and has_sliding(source, name)
@@ -248,7 +254,8 @@ class _GgufLayer:
         # a Llama3 is always read from rope_freqs
         if isinstance(scaling, Llama3) or field in tensors:
             return tensors.get(field, FREQS)
-        # the keys that may give a field; the first that llama.cpp reads from the file gives it
+        # the keys that may give a field; the first that llama.cpp reads from the file gives it. The
+        # factor of LongRoPE is the quotient of two lengths
         factor = {Ntk: ("rope.scaling.alpha",), LongRope: ("context_length",)}
         keys = {
             "factor": factor.get(type(scaling), ("rope.scaling.factor", "rope.scale_linear")),
@@ -366,7 +373,7 @@ class _GgufLayer:
     ) -> Scaling:
         """Return a scaling with the frequencies of `scaling` and this magnitude."""
         frequencies = scaling.frequencies(dim, theta)
-        # if the magnitude is the scaling's own, it needs no attention_factor, as in configs
+        # a magnitude that follows from the scaling is not stated again, as in configs
         if math.isclose(float(frequencies.magnitude), magnitude, rel_tol=1e-6):
             return scaling
         if isinstance(scaling, Yarn):
@@ -452,15 +459,16 @@ class _GgufLayer:
         return Yarn(original, factor=factor, **betas), magnitude * yarn_magnitude
 
     def _longrope(self, scaling: Scaling, magnitude: float, pairs: int) -> LongRope:
-        """Return the LongRoPE scaling, whose factors are tensors of the file; `scaling` and
-        `magnitude` are those of the keys.
+        """Return the LongRoPE scaling, whose factors are tensors of the file, one for each of the
+        `pairs`; `scaling` and `magnitude` are what `_scaling_of_keys` returned.
         """
         if not isinstance(scaling, Default | Linear):
             rule = f"must be none, linear or longrope beside {LONG}"
             raise RopeError(self._key("rope.scaling.type"), rule, self._type())
         if SHORT not in self.source.tensors:
             raise RopeError(SHORT, f"must be in the file, because {LONG} is", None)
-        # llama.cpp divides frequencies by the factors and by that of the linear scaling
+        # llama.cpp divides frequencies by the factors and by that of the linear scaling; Default
+        # has no factor
         linear_factor = getattr(scaling, "factor", 1.0)
         short, long = (
             tuple(x * linear_factor for x in divisors(name, self.source.floats(name), pairs))
@@ -487,10 +495,11 @@ class _GgufLayer:
         return make_axis_map(sections)
 
     def _softmax_factor(self) -> float:
-        """Return the factor that latent attention applies to its softmax scale; 1 for any other
-        attention, without YaRN and without yarn_log_multiplier.
+        """Return the factor that latent attention applies to its softmax scale; 1 for other
+        attention, and in files that have no YaRN or no yarn_log_multiplier.
         """
         mscale_all_dim = self._mscale_all_dim()
+        # an extrapolation of 0 means that the rope is not YaRN
         if not self.facts.latent or not mscale_all_dim or self._extrapolation() == 0:
             return 1.0
         extra = mscale(self._factor(), mscale_all_dim) ** 2

@@ -1,7 +1,10 @@
 """Write a spec as the keys and tensors of a GGUF file, and as a Hugging Face config.
 
-`facts` are what the code of llama.cpp does for the architecture of a file, a GgufArchitecture. Keys
-of the metadata begin with the name of the architecture, such as llama.rope.freq_base.
+Words of this module:
+  name       the file's general.architecture, such as "llama", with which its keys begin
+  facts      what the code of llama.cpp does for this architecture, a GgufArchitecture
+  magnitude  the factor on cos and sin
+  family     what the code of a Hugging Face `model_type` fixes beside its config
 """
 
 from __future__ import annotations
@@ -65,7 +68,9 @@ class GgufMetadata:
 
 @dataclass
 class InMemory:
-    """Keys and tensors that are read as if they were in a file."""
+    """Keys and tensors in memory, which `read_ropes` reads as if they were in a file; see
+    GgufSource.
+    """
 
     architecture: str
     metadata: dict[str, Any]
@@ -198,9 +203,11 @@ def _keys_describe(scaling: Yarn, facts: GgufArchitecture) -> bool:
     """Return whether llama.cpp computes the frequencies of this YaRN from the keys that it reads
     for the architecture.
     """
+    # the betas that llama.cpp takes if the file gives none
     usual = scaling.beta_fast == facts.beta_fast and scaling.beta_slow == 1
-    # llama.cpp always truncates; where it reads YaRN's extrapolation and attention factors, too,
-    # keys are needed that are not written here
+    # llama.cpp always truncates: it rounds the ends of YaRN's blend outwards to whole pairs. Where
+    # it reads YaRN's extrapolation and attention factors, too, keys are needed that are not written
+    # here
     return scaling.truncate and (usual or facts.has_betas) and not facts.has_yarn_factors
 
 
@@ -295,7 +302,9 @@ def hf_config(source: GgufSource) -> dict[str, Any]:
 
 
 def _keys_of_one_rope(spec: RopeSpec, model_type: str) -> dict[str, Any]:
-    """Return the config keys of a rope that all layers have: v4 keys where they describe it."""
+    """Return the config keys of a rope that all layers have: those of transformers 4 where they
+    describe it, for which `to_hf` raises an error otherwise, else those of transformers 5.
+    """
     try:
         return to_hf(spec, version=4, model_type=model_type)
     except RopeError:
@@ -303,7 +312,9 @@ def _keys_of_one_rope(spec: RopeSpec, model_type: str) -> dict[str, Any]:
 
 
 def sizes_of(source: GgufSource) -> dict[str, int]:
-    """Return the sizes of a model as config keys; those that the file does not give are left out."""
+    """Return the sizes of a model as config keys; those that the file does not give, or gives as an
+    array with a number for each layer, are left out.
+    """
     sizes = {
         key: source.metadata.get(f"{source.architecture}.{suffix}")
         for key, suffix in SIZE_KEYS.items()

@@ -4,6 +4,9 @@ Both engines have a module that computes frequencies in `_compute_inv_freq` and 
 2 x pairs] of cos and sin, times the magnitude, from them. Their angles are float32 products.
 `with_exact_angles` gives such a module exact angles; the frequencies stay the engine's own.
 `own_rope` reads a rope whose scaling only ropewalk has, and makes the whole table.
+
+The served length is the longest sequence that a config says the model is used with; the rope of a
+config is the object `rope_parameters`. CoPE's flags are two keys of a config that clip its rope.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ OTHER_KEYS = ("rope_type", "type", "rope_theta", "rope_dim", "partial_rotary_fac
 class OwnRope:
     """A rope that an engine cannot compute itself.
 
-    rows    how many rows its table needs: the longest sequence that the engine may accept
+    rows    how many rows its table needs, one for each position: as many as the tokens of the
+            longest sequence that the engine may accept
     length  the length that a length-dependent scaling is computed for, in every sequence: a table
             cannot follow the length of each one
     """
@@ -53,7 +57,9 @@ class OwnRope:
         return text
 
     def table(self, rows: int | None = None) -> Tensor:
-        """Return the float32 table [rows, 2 x pairs] of cos and sin, times the magnitude."""
+        """Return the float32 table [rows, 2 x pairs] of cos and sin, times the magnitude; `rows`
+        None: as many as the field says.
+        """
         positions = torch.arange(rows or self.rows)
         length = self.length if self.spec.needs_length else None
         return torch.cat(Rope(self.spec).cos_sin(positions, torch.float32, length=length), dim=-1)
@@ -71,7 +77,7 @@ def own_rope(
     """Return the rope that a config's `rope_parameters` describe if only ropewalk has its scaling;
     None if the engine has to compute it itself.
 
-    rotary_dim    dimensions of a head that rotate, all of which the rope has
+    rotary_dim    how many dimensions of a head rotate; the spec of the result describes these alone
     max_position  the served length of the config
     theta         None: rope_theta of `rope`, or 10,000
     length        of the longest sequence, for length-dependent scalings; None: max_position
@@ -103,7 +109,10 @@ def own_rope(
 
 
 def _scaling(rope: Mapping[str, Any], rotary_dim: int, max_position: int) -> Scaling:
-    """Return the scaling of a rope: as `from_hf` reads it, or from the fields of one of ours."""
+    """Return the scaling of a rope: as `from_hf` reads it, or, if only ropewalk has it, made from
+    the keys of the rope, which are its fields. `rotary_dim` and `max_position` are those of
+    `own_rope`.
+    """
     name = rope.get("rope_type", rope.get("type", "default"))
     if "mrope_section" in rope:
         rule = "must not be given with a scaling that only ropewalk has, or with " + " or ".join(
@@ -113,6 +122,7 @@ def _scaling(rope: Mapping[str, Any], rotary_dim: int, max_position: int) -> Sca
     if name not in OWN_TYPES:  # the inner scaling of one of ours: read it in a small config
         sizes = {"head_dim": rotary_dim, "hidden_size": rotary_dim, "num_attention_heads": 1}
         config = {"model_type": "llama", **sizes, "max_position_embeddings": max_position}
+        # only the scaling of this config is used, and it is the same with any theta
         scaled = {"rope_theta": 10_000.0, **rope}
         # head_dim is the rotated part already
         scaled.pop("partial_rotary_factor", None)
@@ -120,6 +130,7 @@ def _scaling(rope: Mapping[str, Any], rotary_dim: int, max_position: int) -> Sca
         assert isinstance(spec, RopeSpec)
         return spec.scaling
     kind = SCALINGS[name]
+    # {config key: field}; a rope may have the names of the fields, too
     names = {TRAINED_LENGTH_KEY: "original_length", **keys_of(kind)}
     given = {names.get(key, key): value for key, value in rope.items() if key not in OTHER_KEYS}
     if unknown := sorted(given.keys() - {field.name for field in fields(kind)}):
@@ -171,6 +182,7 @@ def exact_table(table: Tensor, inv_freq: Tensor) -> Tensor:
     TOLERANCE or more: then it holds something else.
     """
     pairs = inv_freq.numel()
+    # with one row, for position 0, there would be no angle to compare
     if (
         table.ndim != 2
         or table.shape[1] != 2 * pairs

@@ -3,6 +3,9 @@ operators elsewhere.
 
 cos and sin are computed in the graph, in float64, from small tables of the four bytes of a
 position: the graph has no maximum length, and is as exact at token 10,000,000 as at token 10.
+
+A request says how tensors are rotated: by exact angles at positions, or, a TableRequest, by cos and
+sin that the caller passes.
 """
 
 from __future__ import annotations
@@ -115,7 +118,8 @@ def _compute_tables(spec: RopeSpec) -> _SpecTables:
     magnitudes = {
         is_key: levels.magnitude_of(spec, length=None, key=is_key) for is_key in (False, True)
     }
-    # phase steps in int64, which wraps around, as numbers from 0 to TURN - 1
+    # the angle of one position for each pair, where TURN = 2^64 is a whole turn; int64 holds the
+    # upper half of 0 ... TURN - 1 as negative numbers, which % undoes
     steps = tuple(step % TURN for step in fixed_frequencies(spec, CPU)[1].tolist())
     tables = {
         is_key: levels.levels(steps, magnitude, DIGITS, "float64")
@@ -154,7 +158,7 @@ def _rotate(xs: tuple[Tensor, ...], request: AnyRequest) -> tuple[Tensor, ...]:
     rotated = []
     for i, x in enumerate(xs):
         if isinstance(request, TableRequest):
-            cos, sin = request.cos, request.sin
+            cos, sin = request.cos, request.sin  # an inverse one has changed the sign of sin
         else:
             positions = request.explicit_positions(x.shape[request.seq_dim], x.device)
             cos, sin = _cos_sin(request, positions, torch.float32, request.is_key(i))
@@ -171,7 +175,8 @@ def _rotate_by(
     x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str, start: int, seq_dim: int
 ) -> Tensor:
     """Return x rotated by cos and sin [..., S, pairs], from its dimension `start` on; computed in
-    float32.
+    float32. `seq_dim` is the axis of the tokens in x, `layout` the pair layout of x, and
+    `layout_out` that of the result.
 
     ONNX's RotaryEmbedding rotates x of shape [B, H, S, D] from dimension 0, if the pair layout
     stays the same. Plain operators rotate everything else, and everything in a torch without
@@ -180,6 +185,7 @@ def _rotate_by(
     wide = x.to(torch.float32)
     cos, sin = cos.to(torch.float32), sin.to(torch.float32)
     pairs = cos.shape[-1]
+    # whether the operator fits; tables with more than three axes may differ from head to head
     standard = (
         x.ndim == 4 and seq_dim == -2 and start == 0 and layout == layout_out and cos.ndim <= 3
     )

@@ -52,6 +52,9 @@ def atomic_file(target: str | os.PathLike[str]) -> Iterator[Path]:
 def _renamed_to(target: str | os.PathLike[str], *, is_file: bool) -> Iterator[Path]:
     """Context manager of `atomic_file` and `atomic_folder`: yield the path to write to, and rename
     it to `target` when the block succeeds.
+
+    is_file  the target is a file, which is written inside the temporary folder and moved out of it;
+             otherwise the temporary folder itself becomes the target
     """
     target = Path(os.path.abspath(target))
     check = _refuse_existing_file if is_file else _refuse_existing

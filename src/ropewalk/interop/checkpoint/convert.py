@@ -153,6 +153,9 @@ def _write(
 ) -> None:
     """Write the converted shards, the other files and the record to `target`, which appears only
     when it is complete.
+
+    small_files  the names of the files to copy beside the shards
+    progress     called after each tensor with the number of its bytes
     """
 
     def pieces_of(name: str):

@@ -23,8 +23,11 @@ FLAG = "rope_interleave"
 
 @dataclass(frozen=True)
 class StatedLayout:
-    """The layout of the weights, their layout before the first conversion (None if unknown), and
-    the file or config key that states the layout.
+    """What a folder states.
+
+    layout    the layout of its weights
+    original  their layout before the first conversion; None if it is not stated
+    source    the file or the config key that states this
     """
 
     layout: str

@@ -1,5 +1,8 @@
 """Read a checkpoint folder (config, index, safetensors shards) without trusting it, and write one
 atomically.
+
+A shard is a safetensors file of the folder, which begins with a header. The index is a JSON file
+whose weight_map says which shard holds each tensor; a folder with one shard needs none.
 """
 
 from __future__ import annotations
@@ -107,7 +110,9 @@ class Folder:
 
 
 def check_names(field: str, missing: Collection[str], unexpected: Collection[str]) -> None:
-    """Raise an error that lists the missing and the unexpected tensors, if there are any."""
+    """Raise an error about `field`, which names the source of the weights, that lists the missing
+    and the unexpected tensors, if there are any.
+    """
     lists = [
         f"{what}: {_first_few(names)}"
         for what, names in (("missing", missing), ("unexpected", unexpected))

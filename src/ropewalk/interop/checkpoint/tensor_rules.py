@@ -55,8 +55,8 @@ KNOWN_NAMES = ", ".join((*QUERIES, *KEYS, *FUSED))
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """The sizes of one attention layer: the number of heads, their width, and which slice of each
-    is rotated.
+    """The sizes of one attention layer: the number of query heads and of key heads, the width of a
+    head, and the slice of it that is rotated: `rotary_dim` dimensions from `rotary_start` on.
     """
 
     num_heads: int
@@ -298,7 +298,7 @@ def _fused_rule(
     model_type: str,
 ) -> TensorRule:
     """Return the rule of a tensor that packs q, k and v: `rule`, changed by how this model_type
-    orders their rows.
+    orders their rows. `part` is the projection, a key of FUSED.
     """
     packings = FUSED[part]
     if model_type not in packings:
@@ -318,8 +318,8 @@ def _fused_rule(
 
 
 def _check_rows(name: str, shape: tuple[int, ...], rows: int, formula: str) -> None:
-    """Raise an error if a tensor has another number of rows than `rows`, which the config gives by
-    `formula`.
+    """Raise an error if a tensor has another number of rows than `rows`, which follows from the
+    config by `formula`, a text for the error.
     """
     if shape[0] != rows:
         raise RopeError(name, f"must have {formula} = {rows} rows, by the config", list(shape))
@@ -334,7 +334,7 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, HeadSizes]:
             "rope_theta": config.get("rope_theta") or 1e4,
             **config,
         }
-    # None: there is no default, so the config must have one of the keys
+    # None: there is no default, so the config must have one of these keys
     heads = _count(config, None, "num_attention_heads", "n_head", "n_heads", "num_heads")
     specs, _ = read_specs(config)
     sizes = {
@@ -381,8 +381,9 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
 
 
 def _count(config: Mapping[str, Any], default: int | None, *keys: str, low: int = 1) -> int:
-    """Return the value of the first of `keys` that the config has, as a checked integer, else
-    `default`; raise an error if the config has none of `keys` and `default` is None.
+    """Return the value of the first of `keys` that the config has, after a check that it is an
+    integer of at least `low`, else `default`; raise an error if the config has none of `keys` and
+    `default` is None.
     """
     entry = find(config, *keys)
     if entry is not None:

@@ -29,6 +29,7 @@ Served = dict[str | None, set[str]]
 
 def lengths_around(trained: int) -> list[int]:
     """Return lengths below, at and above a trained length, where scalings change their frequencies."""
+    # 8: a short text, yet longer than the positions 0, 1 and 2 at which angles are compared
     return sorted(
         {max(8, length) for length in (8, trained, trained + 1, 2 * trained + 1, 16 * trained)}
     )
@@ -61,8 +62,9 @@ def served_layers(
             length: probe.tables(_positions(length, axes).to(probe.device), layer_type)
             for length in lengths
         }
+        # a module without tables for a `layer_type` has no rope for it; one that takes no
+        # `layer_type` and has no tables gets an empty set, which is an error
         if layer_type is None or any(tables.values()):
-            # without tables, the module has no rope for this layer type
             agrees = {
                 each: all(_agree(specs[each], length, tables[length]) for length in lengths)
                 for each in names
@@ -95,8 +97,10 @@ def _positions(length: int, axes: int = 1) -> Tensor:
 
 
 def _agree(spec: RopeSpec, length: int, tables: tuple[Tensor, ...]) -> bool:
-    """Return whether tables, (cos, sin) or one complex tensor, hold the angles of `spec`, one or
-    two entries for each pair.
+    """Return whether tables, (cos, sin) or one complex tensor, hold the angles of `spec` at the
+    positions of `_positions(length)`, in one or two entries for each pair.
+
+    length  that of the sequence, on which the frequencies of some scalings depend
     """
     if len(tables) not in (1, 2):
         return False

@@ -56,6 +56,7 @@ def _class_with_positions(base: Any) -> type:
             return seen
 
         def __reduce_ex__(self, protocol: Any) -> tuple:
+            # pickle cannot find this class by name, since it is made for each `base`
             return _restored, (base, vars(self))
 
     def followed(name: str) -> Callable:
@@ -77,7 +78,11 @@ def _class_with_positions(base: Any) -> type:
 
 
 def _restored(base: type, state: dict[str, Any]) -> Any:
-    """Return a copy of a cache layer with positions, from what `copy` or a pickle holds of it."""
+    """Return a copy of a cache layer with positions, from what `copy` or a pickle holds of it.
+
+    base   the class of the layer before it got positions
+    state  its attributes
+    """
     new_class = _class_with_positions(base)
     layer = object.__new__(new_class)
     vars(layer).update(state)
@@ -96,6 +101,7 @@ def _position_layer(layer: Any) -> Any:
         return cache_utils.StaticLayer(layer.max_cache_len)
     if isinstance(layer, cache_utils.DynamicSlidingWindowLayer):
         followed = cache_utils.DynamicSlidingWindowLayer(layer.sliding_window)
+        # whether it keeps tokens before its window until the next `crop`, as the keys' layer does
         followed.record_past = getattr(layer, "record_past", False)
         return followed
     if isinstance(layer, cache_utils.DynamicLayer):  # also where the keys themselves are quantized
@@ -105,7 +111,9 @@ def _position_layer(layer: Any) -> Any:
 
 
 def keep_positions(cache: Any, layer_idx: int, positions: Tensor) -> None:
-    """Make a cache keep `positions` [B, S] beside the keys that this call will add to one layer."""
+    """Make a cache keep `positions` [B, S] beside the keys that this call of the model will add to
+    one layer, the one with the index `layer_idx`.
+    """
     layers = getattr(cache, "layers", None)
     if layers is None:
         rule = "must be a transformers Cache with `layers` for a remapping (transformers >= 4.56)"
@@ -126,11 +134,11 @@ def keep_positions(cache: Any, layer_idx: int, positions: Tensor) -> None:
 
 
 def positions_of_keys(cache: Any, layer_idx: int, positions: Tensor, keys: int) -> Tensor:
-    """Return the positions [B, N] of the `keys` keys that one layer attends to, of which the last
-    call added some at `positions`.
+    """Return the positions [B, N] of the `keys` keys that one layer attends to, of which the
+    current call of the model added some at `positions`.
     """
     layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
-    # `update` has taken the new positions, so the layer has keys of its own
+    # `update` of this layer has taken the new positions, so the layer has keys of its own
     if layer is not None and layer.new_positions is None:
         found = layer.key_positions
     elif keys == positions.shape[-1]:

@@ -1,4 +1,8 @@
-"""The report of `extend`: what was changed, and how it is undone."""
+"""The report of `extend`: what was changed, and how it is undone.
+
+A patched model is one whose rotations `patch` has replaced by those of this library; they hold the
+ropes of the config that they were made from.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,11 @@ Words of this module:
   served length   the longest sequence that the config says the model is used with
   nested          said of a config whose `rope_parameters` hold one rope object for each layer type
   notes           remarks for the user
+  family          what the code of a `model_type` fixes beside its config, a row of families.toml
+  setting         a field of a scaling that a config can give: its `key` is the config key, or None
+                  if that is the name of the field
+  innermost       the scaling that has a factor and a trained length: the inner one of a clipped
+                  scaling, otherwise the scaling itself
 """
 
 from __future__ import annotations
@@ -201,7 +206,9 @@ def _is_nested(config: Mapping[str, Any]) -> bool:
 
 
 def _refuse_scaled(old_specs: Mapping[str, RopeSpec], overwrite: bool) -> None:
-    """Raise an error if a layer type already has a scaling and `overwrite` is False."""
+    """Raise an error if a layer type already has a scaling and `overwrite` is False; clipping alone
+    does not count as one, since it stays.
+    """
     for name, spec in old_specs.items():
         if not isinstance(spec.scaling.innermost, Default) and not overwrite:
             rule = (
@@ -213,7 +220,7 @@ def _refuse_scaled(old_specs: Mapping[str, RopeSpec], overwrite: bool) -> None:
 
 def _refuse_several_thetas(config: Mapping[str, Any], old_specs: Mapping[str, RopeSpec]) -> None:
     """Raise an error if the config lists a theta for each layer (0: not rotated) and one differs
-    from the theta of the rope.
+    from the theta of the rope, since the change is computed for one theta.
     """
     thetas, rope = config.get(LAYER_THETA_KEY), config.get("rope_parameters") or config
     theta = rope.get(THETA_KEYS[0], next(iter(old_specs.values())).theta)
@@ -246,6 +253,7 @@ def _trained_length(
     lengths = {
         getattr(spec.scaling.innermost, "original_length", None) for spec in old_specs.values()
     } - {None}
+    # layer types with different trained lengths do not tell that of the model
     scaling_length = Value(lengths.pop(), TRAINED_LENGTH_KEY) if len(lengths) == 1 else None
     length = find(config, TRAINED_LENGTH_KEY) or scaling_length or served_length(config)
     if length is None:

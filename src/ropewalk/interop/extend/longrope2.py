@@ -125,6 +125,7 @@ class _FactorSearch:
         for value in slow:
             rounded = self.factor + round((value - self.factor) / self.step) * self.step
             lower_bound = max(lower_bound, min(2 * self.factor, rounded))
+            # without the noise of float sums, so that equal candidates are recognised
             valid.append(round(lower_bound, 10))
         candidate = critical, tuple(valid)
         if candidate not in self.losses:

@@ -9,6 +9,8 @@ Words of this module:
   Served      {a `layer_type` that the module's forward takes, or None if it takes none: the layer
               types that it serves}
   kind        the name of a scaling or of a remapping, such as "yarn" or "rerope"
+  owner       the config object or dict that holds the values of the text model: the whole config or
+              a part of it
 """
 
 from __future__ import annotations
@@ -416,7 +418,7 @@ def _refuse_other_angles(
     before: Mapping[str, Served], rotary: Mapping[str, nn.Module], change: ConfigChange
 ) -> None:
     """Refuse a change after which a rotary module does not compute the new spec of the layer types
-    that it serves.
+    that it serves; `before` has what each of the `rotary` modules served before the change.
     """
     after = _served_by_module(rotary, change.after, change.trained)
     for name, served in before.items():

@@ -8,7 +8,8 @@ cache: nothing about a call is kept in the model.
 
 A remapping changes the distance by which q and k are rotated against each other. It is made of
 pieces: in each, some pairs of tokens attend, at positions of the piece, with frequencies divided by
-its `slowdown`. A rotary module has forward(x, position_ids).
+its `slowdown`. A rotary module computes cos and sin in forward(x, position_ids). `args` and
+`kwargs` are the arguments with which torch calls a hook: those of the module's forward.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def mark_positions(module: nn.Module, args: tuple, kwargs: dict[str, Any], outpu
 
 def attention_modules(model: nn.Module, layers: Container[int]) -> dict[nn.Module, PassPositions]:
     """Return the innermost modules of the given layers that may be attention modules, each with a
-    hook for it.
+    hook for it. A decoder layer, which holds an attention module, is left out.
 
     They have one of the `layers` as layer_idx, and take a mask and further keyword arguments, which
     attention modules pass on to the attention function.
@@ -332,6 +333,7 @@ class DecoderSwap:
             self.model.config = self.config
 
     def _set(self, remappings: list[Remapping | None]) -> None:
+        """Give each of the modules its remapping; None: none."""
         for module, remapping in zip(self.modules, remappings, strict=True):
             module.remapping = remapping
 

@@ -1,4 +1,9 @@
-"""`extend` with a remapping: which layers of a model it applies to, and what it refuses."""
+"""`extend` with a remapping: which layers of a model it applies to, and what it refuses.
+
+A remapping changes the distance by which q and k are rotated against each other, by rotating them
+again to other positions; some remappings also divide frequencies by a `slowdown`. A target is what
+`extend` was called with, a `_Target` of model.py.
+"""
 
 from __future__ import annotations
 
@@ -212,5 +217,6 @@ def _refuse_spec(spec: RopeSpec, remapping: Remapping) -> None:
             "must have fixed frequencies and keep its pair layout to be remapped",
             spec.output_layout,
         )
+    # only some remappings have a slowdown; 1 is none
     if (slowdown := getattr(remapping, "slowdown", 1)) > 1:
         slowed_spec(spec, slowdown)  # raises an error if this spec has no slower form

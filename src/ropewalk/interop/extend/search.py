@@ -21,6 +21,7 @@ class _Population:
     loss     the function to minimise
     highest  the largest factor that is allowed
     step     factors are multiples of this
+    random   gives random numbers
     losses   {candidate: its loss}
     """
 
@@ -37,6 +38,7 @@ class _Population:
         rounded, lower_bound = [], 1.0
         for factor in factors:
             lower_bound = max(lower_bound, min(self.highest, round(factor / self.step) * self.step))
+            # without the noise of float products, so that equal candidates are recognised
             rounded.append(round(lower_bound, 10))
         return tuple(rounded)
 

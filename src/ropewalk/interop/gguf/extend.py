@@ -50,7 +50,9 @@ class GgufExtension:
         return [*flags, "--override-kv", ",".join(pairs)] if pairs else flags
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the changes, the keys, the tensors and the flags, for a JSON file."""
+        """Return the extension as the contents of a JSON file: the keys that change, all keys and
+        tensors of the new rope with the context length, and the flags of llama.cpp.
+        """
         return {
             "changes": {
                 key: {"before": before, "after": after}
@@ -100,6 +102,7 @@ def extend_gguf(
     # the keys are written for one spec; `_check` raises an error if another layer type needs others
     spec = next(iter(new_specs.values()))
     trained = getattr(spec.scaling, "original_length", None) or options.get("original_length")
+    # where neither gives the trained length, the file's own length is taken for it
     length = math.floor((trained or served) * factor)
     metadata = to_gguf_metadata(spec, file.architecture, context_length=length)
     _check(_Changed(file, metadata), new_specs, kind)
@@ -112,7 +115,9 @@ def extend_gguf(
 
 
 class _Changed:
-    """A GGUF file as it would be with the metadata keys and tensors of the new rope."""
+    """A GGUF file as it would be with the metadata keys and tensors of the new rope; `read_ropes`
+    reads it like a file.
+    """
 
     def __init__(self, file: GgufFile, metadata: GgufMetadata) -> None:
         self.file, self.given = file, metadata
@@ -131,8 +136,8 @@ class _Changed:
 
 
 def _check(changed: _Changed, wanted: dict[str, RopeSpec], kind: str) -> None:
-    """Raise an error about `kind` if llama.cpp would compute other frequencies than those wanted in
-    one of the layer types.
+    """Raise an error about `kind` if llama.cpp would compute other frequencies or another magnitude
+    than those of `wanted`, {layer type: its new spec}, from the changed file.
     """
     found, _ = read_ropes(changed)
     for layer_type, spec in wanted.items():
@@ -141,6 +146,7 @@ def _check(changed: _Changed, wanted: dict[str, RopeSpec], kind: str) -> None:
         for length in (trained, trained + 1):  # LongRoPE has other factors beyond the trained one
             ours = spec.ladder_frequencies(length)
             theirs = None if read is None else read.ladder_frequencies(length)
+            # atol: a pair that does not rotate is written with the divisor 1e30, not with infinity
             if (
                 theirs is None
                 or not all_close(theirs.radians, ours.radians, rtol=SAME, atol=1e-25)

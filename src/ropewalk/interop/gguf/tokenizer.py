@@ -94,7 +94,11 @@ def tokenizer_of(file: GgufFile) -> Any:
 
 
 def _bytes_bpe(file: GgufFile, tokens: list[str], ids: dict[str, int]) -> tuple[Any, bool]:
-    """Return a BPE whose letters are bytes, and whether llama.cpp adds the BOS token by itself."""
+    """Return a BPE whose letters are bytes, and whether llama.cpp adds the BOS token by itself.
+
+    `tokens` is not needed here; the arguments are those of `_sentencepiece_bpe`, since
+    `tokenizer_of` calls one of the two.
+    """
     from tokenizers import Tokenizer, decoders, models
 
     named = file.metadata.get("tokenizer.ggml.pre", "gpt-2")
@@ -201,7 +205,9 @@ def _numbers(file: GgufFile, name: str) -> list[Any]:
 
 
 def _merges(file: GgufFile, ids: dict[str, int]) -> list[tuple[str, str]]:
-    """Return the merges as pairs; both parts and their union must be tokens."""
+    """Return the merges of the file as (left, right), in its order; raise an error unless left,
+    right and their concatenation are tokens.
+    """
     merges = []
     for line in _strings(file, "tokenizer.ggml.merges"):
         left, space, right = line.partition(" ")

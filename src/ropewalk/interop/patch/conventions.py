@@ -7,6 +7,8 @@ Words of this module:
            for each member of a pair in that layout; "pairs" and "complex" ones have one per pair
   blocks   how many parts a head's dimensions have, each rotated by the positions of its own axis;
            mostly one
+  rows     of the tensors to rotate: the sequences of a batch; of a table: its entries for one token
+           or position
 """
 
 from __future__ import annotations
@@ -109,7 +111,7 @@ class Convention:
         if self.form == "complex":
             return tables[0].real, tables[0].imag
         if self.form == "sin then cos":
-            # the axis of the heads, of size 1, is merged into that of the rows
+            # the axis of the heads, of size 1, is merged into that of the batch
             sin, cos = tables[0].flatten(0, -3).chunk(2, dim=-1)
             return cos, sin
         if self.form == "pairs":
@@ -139,8 +141,8 @@ class Convention:
 
 
 def signature_of(function: Callable) -> inspect.Signature:
-    """Return the signature of a rotation function; the package `kernels` makes modules of them,
-    whose forward has it.
+    """Return the signature of a rotation function. Hugging Face's package `kernels` puts a module
+    in the place of such a function; the signature is then that of the module's forward.
     """
     return inspect.signature(function.forward if isinstance(function, nn.Module) else function)
 

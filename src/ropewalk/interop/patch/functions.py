@@ -9,6 +9,9 @@ Words of this module:
   arguments   all arguments of the call by name
   blocks      how many parts a head's dimensions have, each rotated by the positions of its own
               axis; mostly one
+  rows        of the tensors to rotate: the sequences of a batch; of a table: its entries for one
+              token or position
+  seq_dim     the axis of the tokens in the tensors to rotate
 """
 
 from __future__ import annotations
@@ -61,6 +64,7 @@ class RotationFunction:
             parameters["unsqueeze_dim"].default if "unsqueeze_dim" in parameters else None
         )
         self.convention, self.backend = convention, backend
+        #: whether four arguments without names are q, k, cos and sin
         self.is_standard = self.names[:4] == ("q", "k", "cos", "sin")
         #: (fingerprint of a spec, width of the heads) -> its rope, in the layouts of the function
         self.ropes: dict[tuple[str, int], Rope] = {}
@@ -134,15 +138,17 @@ class RotationFunction:
         positions = angles.positions
         if positions.device != x.device:
             positions = positions.to(x.device)
-        seq_dim = self._seq_dim(arguments, table_ndim=3)  # a table would be [rows, tokens, pairs]
+        # lazy tables stand for tables [rows, tokens, entries], which have 3 axes
+        seq_dim = self._seq_dim(arguments, table_ndim=3)
+        # the last position belongs to the last token, whichever of x and the positions is longer
         if self.convention.from_end:
 
-            def rotate(part, first):
-                return rope.rotate(part, positions[..., first:], seq_dim=seq_dim)
+            def rotate(tokens, first):  # by the positions from index `first` on
+                return rope.rotate(tokens, positions[..., first:], seq_dim=seq_dim)
 
             return tuple(_from_end(each, positions.shape[-1], seq_dim, rotate) for each in xs)
         if len(xs) == 2:
-            return rope(x, xs[1], positions, 0, seq_dim)  # without an offset
+            return rope(x, xs[1], positions, 0, seq_dim)  # 0: no offset is added to the positions
         return tuple(rope.rotate(each, positions, seq_dim=seq_dim) for each in xs)
 
     def _by_tables(
@@ -153,8 +159,8 @@ class RotationFunction:
         # one block of dimensions for each axis of the positions
         blocks = arguments[POSITIONS].shape[-1] if convention.blocks else 1
         tensors = [table.tensor() if isinstance(table, LazyTable) else table for table in tables]
+        # a table that was not lazy is still the same object; lazy ones are ours and need no check
         if convention.reads_both and tensors[0] is tables[0]:
-            # lazy tables are ours and need no check
             check_doubled(tensors, convention.doubled(tensors, blocks))
         cos, sin = (table.to(xs[0].device) for table in convention.cos_sin(tensors, blocks))
         if SECTIONS in arguments:
@@ -204,7 +210,7 @@ class RotationFunction:
 
         # the last row of the tables belongs to the last token, whichever of x and the tables is
         # longer
-        def rotate(tokens, first):
+        def rotate(tokens, first):  # by the rows of the tables from `first` on
             tables = cos[..., first:, :], sin[..., first:, :]
             return self._run((tokens,), *tables, seq_dim, blocks)[0]
 
@@ -216,7 +222,7 @@ class RotationFunction:
         """Return the keys of SAM 2's memory attention, rotated except for the last
         `num_k_exclude_rope`; the table is repeated if `repeat_freqs_k` is true.
         """
-        count = k.shape[seq_dim] - arguments.get(UNROTATED, 0)
+        count = k.shape[seq_dim] - arguments.get(UNROTATED, 0)  # of the rotated keys
         rotated, kept = k.split((count, k.shape[seq_dim] - count), dim=seq_dim)
         if not count:
             return kept
@@ -298,12 +304,12 @@ def check_doubled(tables: list[Tensor], members: list[tuple[Tensor, Tensor]]) ->
 def _from_end(
     x: Tensor, rows: int, seq_dim: int, rotate: Callable[[Tensor, int], Tensor]
 ) -> Tensor:
-    """Return x with its last tokens rotated by the last rows of a table with `rows` rows; tokens
-    before them are not rotated.
+    """Return x with its last tokens rotated by the last rows of a table with `rows` rows. If x has
+    more tokens than the table has rows, its first ones are not rotated.
 
     `rotate(tokens, first)` rotates tokens by the rows of the table from `first` on.
     """
-    excess = x.shape[seq_dim] - rows
+    excess = x.shape[seq_dim] - rows  # below 0: the table is longer, and its first rows are unused
     if excess <= 0:
         return rotate(x, -excess)
     kept, last = x.split((excess, rows), dim=seq_dim)
@@ -311,8 +317,10 @@ def _from_end(
 
 
 def _merge_sections(table: Tensor, sections: list[int]) -> Tensor:
-    """Return the tables of all axes as one, [..., tokens, pairs]: each section of the pairs comes
-    from its own axis.
+    """Return the tables [axes, ..., tokens, pairs] of all position axes as one table
+    [..., tokens, pairs]: each section of the pairs comes from the table of its own axis.
+
+    sections  the number of pairs of each axis
     """
     return torch.cat(
         [part[axis] for axis, part in enumerate(table.split(sections, dim=-1))], dim=-1

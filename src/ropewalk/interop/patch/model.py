@@ -218,6 +218,7 @@ class _MethodSearch:
         """
         if function not in self.functions:
             method = MethodType(function, module)
+            # None: the method says nothing of heads, so any number will do
             heads, pairs = (
                 getattr(module, "num_heads", None),
                 getattr(module, "head_size", 2 * PAIRS) // 2,

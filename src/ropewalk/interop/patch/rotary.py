@@ -97,7 +97,7 @@ def matches_of(module: nn.Module, backend: str | None) -> dict[str | None, Rotar
     """Return a match for each layer type whose tables a spec of the module's config reproduces."""
     specs, hook = _specs(getattr(module, "config", None)), length_hook(module)
     if hook is not None:
-        specs |= hook.specs
+        specs |= hook.specs  # no config key describes these
     if "layer_type" in inspect.signature(type(module).forward).parameters:
         candidates: dict[str | None, list[RopeSpec]] = {
             name: [spec] for name, spec in specs.items()
@@ -150,7 +150,10 @@ def unequal_members(module: nn.Module, conventions: Sequence[Convention]) -> Rop
 
 def _has_equal_members(convention: Convention, tables: tuple[Tensor, ...], axes: int) -> bool:
     """Return whether cos and sin have equal entries for both members of each pair, as the
-    convention pairs them.
+    convention pairs them; False if the convention does not fit the tables.
+
+    axes  how many axes the positions have, and so how many blocks of dimensions, if the convention
+          has blocks
     """
     blocks = axes if convention.blocks else 1
     if len(tables) != 2 or any(table.shape[-1] % (2 * blocks) for table in tables):
@@ -231,6 +234,9 @@ class _Probe:
     def casts(self, layer_type: str | None, spec: RopeSpec) -> bool:
         """Return whether the module casts its tables to the dtype of the hidden states, as most do;
         those of OLMo and Ernie stay float32.
+
+        layer_type  what the module's forward takes as its `layer_type`; None: it takes none
+        spec        tells how many axes the positions must have
         """
         shape = (spec.num_axes, 1, 1) if spec.num_axes > 1 else (1, 1)
         positions = torch.zeros(shape, dtype=torch.long, device=self.device)

@@ -2,7 +2,8 @@
 returns, for random tensors.
 
 A convention says how a function reads its tables, the arguments with cos and sin, and what it
-rotates. Its fields are explained at `Convention` in conventions.py.
+rotates. Its fields are explained at `Convention` in conventions.py. The rows of a tensor to rotate
+are the sequences of a batch; a row of a table holds its entries for one token or position.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ class _Trials:
             calls = [self._call(axes, candidate, **other) for other in self._other_calls()]
             for at_end, from_end, absent in product(BOTH, BOTH, ("none", "nothing", "tensor")):
                 complete = replace(candidate, at_end=at_end, from_end=from_end, absent=absent)
+                # None, for a call that the function does not support, is no disagreement
                 if all(self._agree(complete, call) is not False for call in calls):
-                    # None: the function refuses the call
                     return replace(complete, reads_both=self._reads_both(axes, complete))
         return None
 
@@ -114,8 +115,9 @@ class _Trials:
         yield {"more": (2, 2)}  # q and k longer than the tables
         yield {"more": (-1, 0)}  # q shorter than the tables
         if len(self.inputs) > 1:
-            yield {"without": self.inputs[-1]}
+            yield {"without": self.inputs[-1]}  # k is None
         if UNROTATED in self.names:
+            # one key is not rotated; then also twice as many rotated keys as rows of the table
             yield {"more": (0, 1), "options": {UNROTATED: 1}}
             yield {"more": (0, TOKENS + 1), "options": {UNROTATED: 1, REPEATED: True}}
 
@@ -173,8 +175,8 @@ class _Trials:
         return arguments
 
     def _agree(self, convention: Convention, arguments: dict[str, Any]) -> bool | None:
-        """Return whether function and replacement return the same; None if the function does not
-        support the arguments.
+        """Return whether function and replacement return the same for these arguments, False if
+        only the function supports them; None if the function does not.
         """
         try:
             theirs = self.function(**arguments)
@@ -205,6 +207,7 @@ class _Trials:
 
 
 def _blocks(convention: Convention) -> int:
+    """Return how many blocks of dimensions the trial tensors of a convention have."""
     return BLOCKS if convention.blocks else 1
 
 
