@@ -27,8 +27,8 @@ def _frequencies(radians: Numbers) -> np.ndarray:
 
 
 def pairs_of(x: np.ndarray, field: str = "x") -> np.ndarray:
-    """Return the pairs (x_i, x_{i+d/2}) of x [..., d] as complex numbers [..., d/2]; `field` is what
-    an error calls x.
+    """Return the pairs (x_i, x_{i+d/2}) of x [..., d] as complex numbers [..., d/2]; `field` is
+    what an error calls x.
     """
     x = finite(field, x)
     half = x.shape[-1] // 2 if x.ndim else 0

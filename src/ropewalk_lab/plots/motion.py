@@ -5,7 +5,7 @@ Words of this module:
   view      what the picture shows: a spec, its trained length, the longer `served` length, the look
   progress  the share of the served length that has been read
   dial      one pair, drawn as a circle with a hand that turns by the angle of the pair
-  new       an angle of a pair that training never showed, beyond those within the trained length
+  new       of an angle: training never showed it, as the pair turns less within the trained length
   x, y      pixels of the finished picture from its upper left corner
 """
 

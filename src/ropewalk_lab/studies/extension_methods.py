@@ -57,7 +57,7 @@ OTHERS = NONE, LONGROPE = "none", "longrope"
 
 
 def rope_spec(model: nn.Module) -> RopeSpec:
-    """Return the spec of a RoPE decoder, whose layers all have the same."""
+    """Return the spec of the rope of a decoder in which all layers have the same."""
     return model.layers[0].self_attn.encoding.rope.spec  # type: ignore[union-attr, index, return-value]
 
 

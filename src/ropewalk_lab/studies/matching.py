@@ -107,8 +107,8 @@ def generated(count: int, short: int, long: int, seed: int = 0) -> list[Triplet]
 
 
 def _case(draw: random.Random, subject: str, low: int, high: int, size: int) -> str:
-    """Return `size` characters of random words with the subject in brackets between the characters
-    `low` and `high`.
+    """Return a text of `size` characters: random words, and the subject in brackets between the
+    characters `low` and `high`.
     """
     marked, text = f" [{subject}] ", ""
     while len(text) < size:
@@ -207,6 +207,7 @@ def measure(
         batches=batches,
         objective=contrast,
     ).model
+    # without `swap`, the triplets keep their order, and B and C their places
     hits = right(model, TripletBatches(valid, "triplets", swap=False), cut, workspace.device)
     return [row("wrong", 1 - hits, cut=cut, encoding=encoding, seed=seed)]
 
@@ -230,8 +231,8 @@ def contrast(model: nn.Module, batch: Batch) -> Tensor:
 def right(
     model: nn.Module, batches: TripletBatches, length: int, device: torch.device, size: int = 64
 ) -> np.ndarray:
-    """Return 1.0 for each triplet whose label is predicted correctly and 0.0 for the others, [N];
-    `size` triplets at once.
+    """Return 1.0 for each triplet whose label is predicted correctly and 0.0 for the others, [N].
+    Texts are cut to `length` characters; the model reads `size` triplets at once.
     """
     hits = []
     with torch.no_grad():

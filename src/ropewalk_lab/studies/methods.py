@@ -172,7 +172,9 @@ def apply(
         rows += measured(workspace, model, full_preset, 1, **sizes, **fields)
     for multiple in sizes["multiples"]:
         if multiple == 1:
-            continue  # measured above for DroPE; the other methods are made for longer text
+            # DroPE was measured above; with the other methods, made for longer text, the model is
+            # the RoPE model, which `train` measures
+            continue
         if method == DROPE:
             longer = model
         elif method == LONGROPE2:

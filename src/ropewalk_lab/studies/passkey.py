@@ -222,7 +222,8 @@ def _percent(share: float | None) -> str:
 
 def _reach(by_length: dict[int, float | None]) -> str:
     """Return the longest length up to which the share of pass keys found is never below FOUND, as
-    text; "none" if it is below at the first length. `by_length` ascends.
+    text; "none" if it is below at the first length. `by_length` has a share, or None if it was not
+    measured, for each length in ascending order.
     """
     reach = 0
     for length, share in by_length.items():
@@ -251,7 +252,8 @@ def claims(rows: list[Row], lengths: list[int], bases: list[float]) -> list[Clai
             len(each["values"])
             for each in select(rows, "found", base=base, method=NONE, length=lengths[0])
         )
-        # the standard error of a share; not 0 if all keys, or none, were found
+        # the standard error of a share, sqrt(share (1 - share) / count); at least 1 / count, so
+        # that it is not 0 if all keys, or none, were found
         error = (max(share * (1 - share), 1 / count) / count) ** 0.5
         verdict = (
             HOLDS if share - 2 * error >= FOUND else FAILS if share + 2 * error < FOUND else TIED

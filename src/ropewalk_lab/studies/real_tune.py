@@ -138,7 +138,7 @@ def measure(
     Windows to measure are taken from the first CHARACTERS of each text, those to train on from what
     follows in `train_text`; the small text PYTHON serves for both.
 
-    method       a method of `fit`, or "clipped"
+    method       a method of `ropewalk_lab.fit`, or "clipped"
     objective    CE or LONG_CE
     text         the texts to measure on
     factor       how many times longer the new length is than the trained one
@@ -336,7 +336,8 @@ def _step(reader: Reader, window: Tensor, trained: int, objective: str) -> float
 
 def _rows(meter: Meter, fields: dict[str, Any]) -> list[Row]:
     """Return the rows of one trained model, with the further columns `fields`: the loss of each
-    window in every band of positions, and the pass keys found (1 or 0) at each length.
+    window in every band of positions, and the pass keys found (1 or 0) at each length. The meter
+    has also measured texts of the trained length, which have no rows here.
     """
     samples = meter.samples
     texts = sorted(
