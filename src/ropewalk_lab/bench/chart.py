@@ -37,6 +37,7 @@ def shape_name(shape: str) -> str:
     """
     batch, tokens, q_heads, k_heads, head_dim, _ = (SHAPES | CPU_SHAPES)[shape]
     heads = f"{q_heads}" if q_heads == k_heads else f"{q_heads}+{k_heads}"
+    # "64 x 1 tokens" has the plural, as there are 64
     size = "1 token" if batch == tokens == 1 else f"{tokens:,} tokens"
     batches = f"{batch} x " if batch > 1 else ""
     return f"{batches}{size}\n{heads} heads of {head_dim}"

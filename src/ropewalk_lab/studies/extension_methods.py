@@ -44,6 +44,7 @@ def yarn(factor: float, length: int, **options: float) -> Yarn:
 METHODS: dict[str, Callable[[float, int], Scaling]] = {
     "linear": lambda factor, length: Linear(factor=factor),
     "ntk": lambda factor, length: Ntk(factor=factor),
+    # YaRN without its factor on attention
     "by_parts": lambda factor, length: yarn(factor, length, attention_factor=1.0),
     "yarn": yarn,
     "dynamic": lambda factor, length: Dynamic(factor=factor, original_length=length),

@@ -118,8 +118,8 @@ def _case(draw: random.Random, subject: str, low: int, high: int, size: int) -> 
 
 
 def reachable(length: int, settings: dict[str, Any]) -> float:
-    """Return the best possible accuracy on the first `length` characters, `short` or `long`; where
-    the evidence is cut off, half of the guesses are right.
+    """Return the best possible accuracy on the first `length` characters of generated texts,
+    `short` or `long`; where the evidence is cut off, half of the guesses are right.
     """
     return 1.0 if length >= settings["long"] else EARLY + (1 - EARLY) / 2
 
@@ -195,6 +195,7 @@ def measure(
     data, count, short, long  of the triplets, as in `triplets_of`
     """
     stage = f"train.stages=[{{length={cut}, batch={batch}, steps={steps}}}]"
+    # without a head, the model returns the hidden states that `cosines` compares
     full_preset = make_preset(
         preset, [*changes, stage, "data.objective=triplets"], seed, head="none", encoding=encoding
     )
@@ -216,6 +217,7 @@ def cosines(model: nn.Module, batch: Batch) -> Tensor:
     """Return the cosines [N, 2] of text A with texts B and C in N samples; a text's vector is the
     mean over its tokens without padding.
     """
+    # `padding` is True for real tokens, or None if all are
     hidden, is_real = objectives.predict(model, batch).float(), batch.padding
     weights = torch.ones_like(hidden[..., :1]) if is_real is None else is_real.unsqueeze(-1).float()
     return objectives.cosines((hidden * weights).sum(1) / weights.sum(1))

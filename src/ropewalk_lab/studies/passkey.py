@@ -160,8 +160,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
             shares = {
                 length: _mean(rows, base=base, method=method, length=length) for length in lengths
             }
-            # at the trained length only the unchanged model was measured, because it needs no
-            # method
+            # at the trained length only the unchanged model (NONE) was measured, because that
+            # length needs no method; its share stands in the line of every method
             shares[lengths[0]] = _mean(rows, base=base, method=NONE, length=lengths[0])
             cells.append((method, *map(_percent, shares.values()), _reach(shares)))
             series[f"{method}, base {base:,.0f}"] = (

@@ -2,15 +2,16 @@
 with LongCE.
 
 Words of this module:
-  row    one measurement: a metric ("training", the loss of each step; "loss", for each window;
-         "found", 1 for each pass key found, else 0), its values, and the fields `method`,
-         `objective`, `seed`, and `band` or `length`
-  job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
-         seeds of the study, and stores their rows
-  band   positions such as "8k-16k"; `end` is the second of these numbers
-  meter  measures a method, and keeps what it has measured
-  code   five digits that a training text states and asks for later
-  facts  what a report says of the run beside its rows: settings, seeds, texts
+  row     one measurement: a metric ("training", the loss of each step; "loss", for each window;
+          "found", 1 for each pass key found, else 0), its values, and the fields `method`,
+          `objective`, `seed`, and `band` or `length`
+  job     one call of a function such as `measure`; a runner runs the jobs for the settings and the
+          seeds of the study, and stores their rows
+  band    positions such as "8k-16k"; `end` is the second of these numbers
+  meter   measures a method, and keeps what it has measured
+  LongCE  cross entropy in which tokens that need a long context weigh more
+  code    five digits that a training text states and asks for later
+  facts   what a report says of the run beside its rows: settings, seeds, texts
 """
 
 from __future__ import annotations
