@@ -172,8 +172,8 @@ def apply(
         rows += measured(workspace, model, full_preset, 1, **sizes, **fields)
     for multiple in sizes["multiples"]:
         if multiple == 1:
-            # DroPE was measured above; with the other methods, made for longer text, the model is
-            # the RoPE model, which `train` measures
+            # DroPE was measured above; the other methods are made for longer text, and `train` has
+            # measured the RoPE model at the trained length
             continue
         if method == DROPE:
             longer = model
