@@ -16,8 +16,9 @@ Numbers = Sequence[float] | np.ndarray
 
 
 def radians(spec: RopeSpec, length: int | None = None) -> np.ndarray:
-    """Return the frequency of every pair [pairs], in radians per position; `length` is the sequence
-    length, which some scalings depend on.
+    """Return the frequency of every pair [pairs], in radians per position, as with precision
+    "exact", whatever the spec's precision; `length` is the sequence length, which some scalings
+    depend on.
     """
     return np.array(analysis.radians(spec, length))
 
@@ -75,6 +76,7 @@ def finite(field: str, values: object, *, ndim: int | None = None, least: int = 
         raise RopeError(field, "must be an array of real numbers", values) from None
     if ndim is not None and found.ndim != ndim:
         raise RopeError(field, f"must have {ndim} dimension(s)", list(found.shape))
+    # a single number has no dimensions, so there is no first one to count along
     if found.ndim and len(found) < least:
         raise RopeError(field, f"must have at least {least} number(s)", list(found.shape))
     if not np.isfinite(found).all():

@@ -27,7 +27,9 @@ def _frequencies(radians: Numbers) -> np.ndarray:
 
 
 def pairs_of(x: np.ndarray, field: str = "x") -> np.ndarray:
-    """Return the pairs (x_i, x_{i+d/2}) of [..., d] as complex numbers [..., d/2]."""
+    """Return the pairs (x_i, x_{i+d/2}) of x [..., d] as complex numbers [..., d/2]; `field` is
+    what an error calls x.
+    """
     x = finite(field, x)
     half = x.shape[-1] // 2 if x.ndim else 0
     if not half or x.shape[-1] != 2 * half:
@@ -59,6 +61,7 @@ def pairs_for(
 def scores(q: np.ndarray, k: np.ndarray, radians: Numbers, distances: Numbers) -> np.ndarray:
     """Return <R_m q, R_n k> for each distance m - n; q and k are [d]."""
     q_pairs, k_pairs = pairs_for(q, k, radians)
+    # of two pairs as complex numbers, the real part of q conj(k) is the inner product
     return np.real(phasors(radians, distances) @ (q_pairs * k_pairs.conj()))
 
 

@@ -29,7 +29,7 @@ def _with_precision(
     """Return cos and sin [positions, pairs] of a spec at positions [positions], with one of our
     precisions (a name of PRECISIONS), without the magnitude.
     """
-    if spec.num_axes > 1:
+    if spec.num_axes > 1:  # a token has the same position on every axis
         positions = positions.expand(spec.num_axes, -1)
     # a magnitude would multiply the errors of all methods by the same number, so it is raised to
     # the power 0
@@ -81,7 +81,7 @@ def error_curves(
     The error varies from position to position, so a curve shows the largest of several neighbours.
     The reference uses the spec's own frequencies, as the module describes; magnitudes are left out.
     """
-    require_one_series(spec)
+    require_one_series(spec)  # no frequencies that are learned, or differ from head to head
     ends = finite("positions", positions, ndim=1)
     if (ends % 1).any():
         raise RopeError("positions", "must be whole numbers", float(ends[ends % 1 != 0][0]))
@@ -94,6 +94,7 @@ def error_curves(
         integer("length", length, low=0)
     window = ends[:, None] - np.arange(width)  # [positions, width]
     window = np.maximum(window, 0)  # there are no negative positions
+    # frequencies that depend on the length are not known to 40 digits
     if spec.precision == "exact" and not spec.needs_length:
         radians = spec.ladder_frequencies().digits
     else:

@@ -1,5 +1,9 @@
 """The effect of positions on attention: permutations, added versus rotated encodings, and the path
 of a query.
+
+q and k are [..., d]; `pairs_for` returns their pairs of dimensions as complex numbers, which
+`phasors`, e^{i p omega} for a position p and the frequency omega of a pair, rotate. The `entry` of
+an encoding is how positions enter attention: added to q and k, or by their rotation.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ def attend(
     if radians is not None:
         q_pairs = q_pairs * phasors(radians, range(len(q_pairs)))
         k_pairs = k_pairs * phasors(radians, range(len(k_pairs)))
+    # the real part is the inner product of q and k; two dimensions for each pair give sqrt(d)
     logits = np.real(q_pairs @ k_pairs.conj().T) / np.sqrt(2 * q_pairs.shape[-1])
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True) @ v
@@ -96,10 +101,14 @@ def compare_entries(
 
 
 def query_path(spec: RopeSpec, positions: Numbers, length: int | None = None) -> np.ndarray:
-    """Return the query pair (1, 0) rotated at each position, with magnitude and growth: complex
-    [positions, pairs]. `length` is the sequence length, which some scalings depend on.
+    """Return the query (1, 0) of each pair, rotated to each position: complex [positions, pairs].
+    `length` is the sequence length, which some scalings depend on.
+
+    It is multiplied by the magnitude, a factor of the scaling (YaRN has one), and by xPos's growth
+    with the position.
     """
     path = phasors(radians_of(spec, length), positions)
+    # as in `radians_of`, whatever the spec's precision
     frequencies = spec.with_(precision="exact").ladder_frequencies(length)
     path = path * float(magnitude_on(spec, frequencies.magnitude, key=False))
     if frequencies.growth is not None:

@@ -96,10 +96,12 @@ def make_case(
     variant: str = "plain",
     seed: int = 0,
 ) -> BenchCase:
-    """Return a case with random q and k of a shape of SHAPES; a decode shape (one token per batch
-    row) has random positions.
+    """Return a case with random q and k of a shape of SHAPES.
 
-    dtype    None: that of the shape
+    Positions are 0, 1, 2, ... in each batch row. A decode shape (one token per batch row) has
+    random ones below 4000, as sequences of different lengths have.
+
+    dtype    of q and k; None: that of the shape
     order    of the axes, "bshd" or "bhsd"
     variant  one of VARIANTS
     """
@@ -119,7 +121,7 @@ def make_case(
         # time, row and column: 64 tokens per row
         positions = torch.stack((positions, positions // 64, positions % 64))
     pairs = head_dim // 2
-    third = pairs // 3
+    third = pairs // 3  # pairs of the rows and of the columns; time has the rest
     spec = RopeSpec(
         head_dim=head_dim,
         rotary_dim=head_dim // 4 if variant == "partial" else None,
@@ -143,7 +145,7 @@ def definition(x: Tensor, positions: Tensor, case: BenchCase) -> Tensor:
         else positions[list(case.spec.axis_of_pair)].movedim(0, -1)
     )
     angles = of_pairs * radians  # each pair rotates by the position on its axis
-    # broadcast over the heads
+    # with an axis of 1 for the heads
     cos, sin = (align(table, x, case.seq_dim) for table in (angles.cos(), angles.sin()))
     rotated = rotate(x[..., : 2 * pairs].double(), cos, sin, "half")
     return torch.cat((rotated, x[..., 2 * pairs :].double()), dim=-1)

@@ -37,6 +37,7 @@ def shape_name(shape: str) -> str:
     """
     batch, tokens, q_heads, k_heads, head_dim, _ = (SHAPES | CPU_SHAPES)[shape]
     heads = f"{q_heads}" if q_heads == k_heads else f"{q_heads}+{k_heads}"
+    # "64 x 1 tokens" has the plural, as there are 64
     size = "1 token" if batch == tokens == 1 else f"{tokens:,} tokens"
     batches = f"{batch} x " if batch > 1 else ""
     return f"{batches}{size}\n{heads} heads of {head_dim}"
@@ -66,6 +67,7 @@ def gpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
         for i, (contender, colour) in enumerate(zip(contenders, colours, strict=True)):
             # four bars side by side, centred on the tick of their case
             places = [x + (i - 1.5) * 0.2 for x in range(len(cases))]
+            # 0, a bar that is not seen, where the contender was not timed
             heights = [percents.get((contender, *case, pass_name), 0) for case in cases]
             bars = axis.bar(places, heights, 0.19, color=colour, label=contender)
             axis.bar_label(
@@ -110,6 +112,7 @@ def cpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
     for i, (contender, colour) in enumerate(zip(contenders, colours, strict=True)):
         # five bars side by side, centred on the tick of their case
         places = [x + (i - 2) * 0.17 for x in range(len(cases))]
+        # 0, a bar that is not seen, where the contender was not timed
         heights = [ratios.get((*case, contender), 0) for case in cases]
         bars = axis.bar(
             places,
@@ -139,8 +142,8 @@ def projection_chart(rows: list[dict[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     rows = [row for row in rows if row["what"] == "qkv"]
-    # (colour, the two launches that this one launch replaces): its line is interrupted where they
-    # are faster, because ropewalk takes them there
+    # way -> (colour, the way in two launches that this one launch replaces, if any). The line of
+    # one launch is interrupted where the two are faster, because ropewalk takes the two there
     ways = {
         "product, then rotation": ("#999999", None),
         "product, then norm, rotation and cache": ("#444444", None),
@@ -158,7 +161,7 @@ def projection_chart(rows: list[dict[str, Any]], path: Path) -> None:
     added = {(row["way"], row["rows"]): row["over_percent"] for row in rows}
     for way, (colour, replaced) in ways.items():
         heights = [added.get((way, count), math.nan) for count in counts]
-        # no limit (inf) if the way replaces nothing; NaN interrupts the line
+        # no limit (inf) if the way replaces nothing; NaN, which is not drawn, interrupts the line
         limits = [added.get((replaced, count), math.inf) for count in counts]
         drawn = [
             height if height < limit else math.nan

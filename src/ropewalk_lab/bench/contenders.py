@@ -99,8 +99,8 @@ def complex_form(case: BenchCase) -> Call:
 
 
 def lucidrains(case: BenchCase) -> Call:
-    """Return a function that runs rotary-embedding-torch (interleaved) with its tables already
-    built.
+    """Return a function that runs rotary-embedding-torch, by the author known as lucidrains. Its
+    layout is interleaved, and its tables are built before.
     """
     from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
 
@@ -180,7 +180,7 @@ def agrees(name: str, call: Call, case: BenchCase) -> tuple[bool, float]:
     """
 
     def relayout(x: Tensor, source: str, target: str) -> Tensor:
-        """Return x with its pairs moved from the layout `source` to `target`."""
+        """Return x with the dimensions of its pairs moved from the layout `source` to `target`."""
         return x if source == target else join_pairs(*split_pairs(x, source), target)
 
     layout = "interleaved" if name in INTERLEAVED else "half"  # the definition uses the half layout

@@ -2,7 +2,8 @@
 contenders alternate.
 
 Words of this module:
-  contender  a way to rotate that is timed: ropewalk with some options, or another library
+  contender  a way to rotate that is timed, a key of CONTENDERS: ropewalk with some options, or
+             another library
   shape      a name of SHAPES: batch, tokens, heads, head_dim, dtype
   order      of the axes in memory: "bshd" is [B, S, H, D], "bhsd" is [B, H, S, D]
   pass       what was timed: "forward" or "forward+backward"
@@ -59,13 +60,13 @@ def alternating_times(
     """
     seconds_of_call, repeats, times = {}, {}, {name: [] for name in calls}
     for name, call in calls.items():
-        call()
+        call()  # a first call may compile or build tables
         start = time.process_time()
         call()
         seconds_of_call[name] = max(time.process_time() - start, 1e-6)
         repeats[name] = max(1, int(at_least / seconds_of_call[name]))
     # fewer rounds if slow calls would make them last longer than ENOUGH seconds; 2: a slow call
-    # runs once untimed and once timed in each round
+    # runs once untimed and once timed in each round; 1e-6: without calls the sum would be 0
     seconds_of_round = 2 * sum(seconds_of_call.values(), 1e-6)
     rounds = min(rounds, max(3, int(ENOUGH / seconds_of_round)))
     for _ in range(rounds):
@@ -194,6 +195,7 @@ def _case_rows(
         for name in ("ropewalk", "transformers, eager")
         if name in calls
     }
+    # half as many rounds, because these calls are slower
     for contender, us in alternating_times(steps, max(4, rounds // 2)).items():
         # two copies move as many bytes as a forward and a backward pass
         yield _row(
@@ -220,7 +222,7 @@ def _row(
 
     common     the fields of the case
     pass_name  "forward" or "forward+backward"
-    us, copy   microseconds of the contender and of a copy
+    us, copy   microseconds of the contender, and of a copy or, for both passes, of two copies
     error      relative rms error
     peak       peak memory in bytes
     """

@@ -2,10 +2,12 @@
 copy of the same bytes.
 
 Words of this module:
-  contender  a way to rotate that is timed: ropewalk with some options, or another library
+  contender  a way to rotate that is timed, a key of CONTENDERS: ropewalk with some options, or
+             another library
   shape      a name of SHAPES: batch, tokens, heads, head_dim, dtype
   order      of the axes in memory: "bshd" is [B, S, H, D], "bhsd" is [B, H, S, D]
-  pass       what was timed: "forward" "forward+backward", or for a decode step "eager loop"
+  pass       what was timed: "forward", "forward+backward" or, for a decode step, "eager loop":
+             calls of Python without a CUDA graph
   copy       a plain copy of q and k, which a rotation cannot beat by much
   row        a dict with one measurement; "skipped" in it is the reason why there is none
   us         microseconds
@@ -88,8 +90,8 @@ def replay_us(calls: list[Callable[[], Any]], replays: int = REPLAYS) -> float:
 
 
 def host_us(call: Callable[[], Any], rounds: int = 24, loops: int = 100) -> dict[str, float]:
-    """Return the microseconds per call of an eager loop. Host and device overlap, so this is the
-    time of the slower of them.
+    """Return the microseconds per call of a loop in Python, without a CUDA graph. Host (CPU) and
+    device (GPU) work at the same time, so this is the time of the slower of them.
 
     The rounds last more than a second; their lower quartile ("us") and median are returned, because
     a rented core runs at half speed while its other hyperthread is busy.
@@ -119,7 +121,7 @@ def ceiling_us(sets: list[BenchCase], passes: int = 1) -> float:
     """Return the microseconds of `passes` flat copies of q and k (`sets`: copies of a case): close
     to the fastest rotation.
     """
-    # two rows for each case: the target and the source of its copy
+    # two rows for each case: the source and the target of its copy
     buffers = [torch.empty(2, case.bytes, dtype=torch.uint8, device="cuda") for case in sets]
     return passes * replay_us([partial(target.copy_, source) for source, target in buffers])
 

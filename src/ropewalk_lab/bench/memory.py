@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-#: libkineto reports each start and stop of the profiler on stderr below this level
+#: a log level of libkineto, torch's profiler: at a lower one it reports each start and stop on
+#: stderr
 QUIET = "6"
 
 
@@ -44,7 +45,7 @@ def _on_cpu(call: Callable[[], Any]) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", QUIET)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         results = call()
-    del results
+    del results  # kept until here, so that they count while the call runs
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         profiled.export_chrome_trace(str(trace))

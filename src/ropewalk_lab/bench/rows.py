@@ -32,7 +32,7 @@ def run_script(about: str | None, measures: dict[str, Callable[[], Iterable[Row]
 
     about     the description in the script's --help
     measures  "cuda" or "cpu" -> the function; the device is that of --device, by default a GPU if
-              there is one
+              the script measures on one and there is one, or if it measures on nothing else
     """
     parser = argparse.ArgumentParser(description=about)
     gpu_by_default = "cuda" in measures and (torch.cuda.is_available() or "cpu" not in measures)

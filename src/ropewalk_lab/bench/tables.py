@@ -11,6 +11,8 @@ Words of this module:
   pass       what was timed, such as "forward" and "forward+backward"
   case       the fields that identify a measurement, such as (contender, shape, pass)
   copy       a plain copy of the same bytes, which a rotation cannot beat by much
+  way        a value of the field "way": how the same result was computed, such as "rotation inside"
+  what       a value of the field "what": which benchmark the row is of
   run        the number of a run of a benchmark; a larger one is later
   us         microseconds
 """
@@ -117,10 +119,11 @@ def variant_table(rows: list[Row]) -> str:
 
 
 def fused_table(rows: list[Row]) -> str:
-    """Return a table of the fused kernel's time and its speed in per cent of a copy of the packed
-    qkv, in the latest two runs.
+    """Return a table of the time of the kernel that fuses norm and rotation, in the latest two
+    runs, and of its speed in per cent of a copy of the packed qkv (q, k and v in one tensor).
     """
     last_run = max(r["run"] for r in rows if r["contender"].startswith("ropewalk, fused"))
+    # a shape is named by its number of tokens
     contenders, shapes = (
         ("ropewalk, fused", "ropewalk, fused without norm", "ropewalk, plain torch"),
         ("T64", "T256", "T8192"),
@@ -153,6 +156,8 @@ def attention_table(rows: list[Row]) -> str:
     }
     lines = []
     for (shape, contender, pass_name), row in latest.items():
+        # a row has one of three comparisons: with attention without rotation (itself: 0, no note),
+        # with softmax attention, or with linear attention at half the length
         note = ""
         if row.get("percent_added"):
             note = f"+{row['percent_added']} % time"
@@ -195,8 +200,12 @@ def qkv_table(rows: list[Row]) -> str:
 
 
 def qkv_shapes_table(rows: list[Row]) -> str:
-    """Return a table of what `qkv_norm_rope` adds to the QKV product: a line for each model, a
-    column for each number of tokens.
+    """Return a table of what `qkv_norm_rope` (the product with rotation, and with norm where the
+    model has one) adds to the time of the QKV product, in per cent: a line for each model, a column
+    for each number of tokens.
+
+    "shape" names hidden size, heads, and whether the model has a norm of q and k or a bias; "tuned"
+    says whether the kernel's tiles were chosen by times of this model.
     """
     # their field "rows" is the number of tokens
     rows = [r for r in rows if r["what"] == "qkv shapes"]
@@ -226,7 +235,7 @@ def contexts_table(rows: list[Row]) -> str:
             str(r["batch"]),
             f"{r['prompt']:,}",
             f"{r['step_ms']:.2f} ms",
-            # "limit" is what the rate of a copy allows
+            # "percent_of_limit" is of the speed that the rate of a copy allows
             *(f"{r[f'percent_of_{limit}']:.0f} %" for limit in ("limit", "read", "nominal")),
         ]
         for _, r in sorted(latest.items())
@@ -257,6 +266,7 @@ def generation_table(rows: list[Row]) -> str:
             r["contender"],
             str(r["run"]),
             f"{r['steps_per_s']:.0f}",
+            # the first runs did not measure the memory's speed
             "-" if r["percent_of_limit"] is None else f"{r['percent_of_limit']:.0f} %",
             f"{r['first_token_ms']:.0f} ms",
         ]
@@ -292,8 +302,8 @@ def other_models_table(rows: list[Row]) -> str:
 
 
 def window_table(rows: list[Row]) -> str:
-    """Return a table of the milliseconds of attention with a window or documents, by length and way
-    to compute it, and the way that ropewalk takes.
+    """Return a table of the milliseconds of attention with a window or documents (the `kind` of its
+    mask), by length and way to compute it, and the way that ropewalk takes.
     """
     timed = {(r["kind"], r["length"], r["way"]): r for r in rows}
     ways = list(dict.fromkeys(way for *_, way in timed))
@@ -303,7 +313,7 @@ def window_table(rows: list[Row]) -> str:
             kind,
             f"{length:,}",
             *(f"{timed[kind, length, way]['ms']:.2f}" for way in ways),
-            timed[kind, length, ways[0]]["chosen"],
+            timed[kind, length, ways[0]]["chosen"],  # the same in the rows of all ways
         ]
         for kind, length in cases
     ]
@@ -381,7 +391,9 @@ def _quartiles(values: list[float], digits: int) -> str:
 
 def models_table(rows: list[Row]) -> str:
     """Return a table of whole models: forward passes of a Llama (latest run), training steps of a
-    Decoder, the lab's trainer.
+    Decoder, and the lab's trainer.
+
+    The comparison is with transformers, or tokens per second where a row has them.
     """
     lines, last_run = [], max((r.get("run", 0) for r in rows), default=0)
     for row in rows:
@@ -393,6 +405,7 @@ def models_table(rows: list[Row]) -> str:
                 f"{upper:.2f} ms"
             )
             if row["contender"].startswith("ropewalk"):
+                # the lead over transformers: its lower end, median and upper end
                 low, median, high = row["ahead_ms"]["transformers"]
                 note += f"; faster by {median:.2f} ms (95 % interval: {low:.2f} to {high:.2f})"
             lines.append([row["shape"], row["contender"], row["pass"], f"{row['ms']:.2f} ms", note])
@@ -482,7 +495,7 @@ def _less_memory(optimised: Row | None, efficient: Row | None) -> str:
 
 def memory_table(rows: list[Row]) -> str:
     """Return a table of the peak memory of one forward call of shape A in bfloat16, by contender
-    and order of dimensions; a cell without a measurement has the reason, or "no row".
+    and order of dimensions; a cell without a measurement has the reason ("skipped"), or "no row".
     """
     orders = ("bshd", "bhsd")
     shown = [r for r in rows if r["shape"] == "A" and r["dtype"] == "bfloat16"]

@@ -93,7 +93,7 @@ def contact_sheet(figures: Mapping[str, Any], look: Look = LIGHT, across: int = 
 
 
 def _pixels(figure: Any) -> np.ndarray:
-    """Return the figure as an array of RGBA pixels, 72 per inch; its own dpi is restored."""
+    """Return the figure as an array of RGBA pixels, 72 per inch; the figure keeps its own dpi."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     old_dpi = figure.dpi

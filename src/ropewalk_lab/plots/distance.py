@@ -5,7 +5,8 @@ Words of this module:
   view    what a figure shows: a spec, its trained length, the longer `served` length, and the look
   look    the colours (`quiet` for reference lines, `ink` for text) and the language; it translates
           labels
-  pairs   the pairs of dimensions that rotate, fastest first; `frequencies` are in radians per token
+  pairs   the pairs of dimensions that rotate, fastest first; `frequencies` are in radians per
+          token, those of a sequence of the served length (some scalings depend on it)
 """
 
 from __future__ import annotations
@@ -133,8 +134,8 @@ def tsne(view: View) -> Any:
 
 
 def _square(count: int) -> tuple[float, float, float, float]:
-    """Return the (left, right, bottom, top) of a map of `count` by `count` positions; a cell is
-    centred on its position.
+    """Return the (left, right, bottom, top) of a map of `count` by `count` positions, an `extent`
+    of matplotlib; a cell is centred on its position.
     """
     return -0.5, count - 0.5, -0.5, count - 0.5
 

@@ -38,10 +38,12 @@ def loss_by_position(
     its last band in colour, the others in grey.
 
     methods  name -> its bands, from the first position to the last; `none` is the model as it is
+    trained  the trained length, within which the background is shaded
+    model    the model's name, for the title
     about    a line below the title: texts, windows, what was trained
     """
     end = max(bands[-1].high for bands in methods.values())
-    # the model as it is may be the only line
+    # `default`: the model as it is may be the only line
     best = min(
         (name for name in methods if name != PLAIN),
         key=lambda name: methods[name][-1].mean,

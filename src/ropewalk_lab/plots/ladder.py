@@ -5,7 +5,9 @@ Words of this module:
   view    what a figure shows: a spec, its trained length, the longer `served` length, and the look
   look    the colours (`quiet` for reference lines, `ink` for text) and the language; it translates
           labels
-  pairs   the pairs of dimensions that rotate, fastest first; `frequencies` are in radians per token
+  pairs   the pairs of dimensions that rotate, fastest first; `frequencies` are in radians per
+          token, those of a sequence of the served length (some scalings depend on it)
+  clock   one pair at one position: the hand shows the angle by which the pair is rotated
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def spectrum(view: View) -> Any:
     if view.scaled:
         lines[view.spec.scaling.name] = analysis.radians(view.spec, view.served)
     for i, (name, frequencies) in enumerate(lines.items()):
-        # a logarithm has no sign; a pair that does not rotate has no point
+        # a logarithmic axis has no negative values and no 0: the sign is left out, and a pair that
+        # does not rotate has no point
         sizes = np.where(frequencies == 0, np.nan, np.abs(frequencies))
         left.plot(sizes, color=look.colour(i), linewidth=2.4, label=name)
         waves = analysis.wavelengths(frequencies)
@@ -75,6 +78,7 @@ def angles(view: View) -> Any:
         line = {"color": look.colour(i), "linewidth": 2.4, "label": label}
         left.plot(position * frequencies / (2 * math.pi), **line)
         right.plot(position * first, **line)
+    # at least 1, because a single pair would give the axis no width
     left.set(xlim=(0, max(len(frequencies) - 1, 1)))
     right.set(xlim=(0, max(len(first) - 1, 1)))
     title, x = "The angle of every pair", "pair, fastest first"
@@ -95,7 +99,7 @@ def periodicity(view: View) -> Any:
         if math.isfinite(wave):
             label += ": " + look.translate("a turn in {turn}", turn=short(wave))
         ax.plot(positions, np.cos(positions * frequency), color=colour, linewidth=2, label=label)
-        # the positions after 1, 2, ... turns
+        # the positions after 1, 2, ... turns; none if the wavelength is longer than the axis
         turns = wave * np.arange(1, int(PERIODIC_POSITIONS // wave) + 1)
         ax.plot(turns, np.ones(len(turns)), "o", color=colour, markersize=6)
     ax.set(xlim=(0, PERIODIC_POSITIONS), ylim=(-1.1, 1.15))
@@ -124,6 +128,7 @@ def coverage(view: View) -> Any:
     ax.axhline(
         1, color=look.quiet, linewidth=1, linestyle=(0, (4, 3)), label=look.translate("one turn")
     )
+    # at least 1, because a single pair would give the axis no width
     ax.set(yscale="log", xlim=(0, max(view.spec.pairs - 1, 1)))
     label_axes(ax, look, title="Turns of every pair", x="pair, fastest first", y="turns")
     legend(ax, look, loc="upper right")
@@ -141,10 +146,11 @@ def scalings(view: View) -> Any:
 
 
 def ratio_lines(ratios: Mapping[str, Sequence[float] | np.ndarray], look: Look = LIGHT) -> Any:
-    """Draw one line per scaling: the ratio of scaled to plain frequency of each pair."""
+    """Draw one line per scaling, {name: for each pair, the scaled / the plain frequency}."""
     figure, (ax,) = blank(look)
     for i, (name, ratio) in enumerate(ratios.items()):
         ax.plot(range(len(ratio)), ratio, color=look.colour(i), linewidth=2.4, label=name)
+    # as for 2 pairs at least, because a single pair would give the axis no width
     ax.set(ylim=(0, None), xlim=(0, max(*map(len, ratios.values()), 2) - 1))
     label_axes(
         ax,
@@ -194,14 +200,14 @@ def pairs_with_turns(turns: np.ndarray, targets: Sequence[float]) -> list[int]:
     """Return the pair whose number of turns is closest to each target, on a logarithmic scale,
     without duplicates.
     """
-    log_turns = np.log(np.maximum(turns, 1e-12))
+    log_turns = np.log(np.maximum(turns, 1e-12))  # 0 turns have no logarithm
     return list(
         dict.fromkeys(int(np.abs(log_turns - math.log(target)).argmin()) for target in targets)
     )
 
 
 def clocks(view: View) -> Any:
-    """Draw clocks of at most CLOCK_PAIRS pairs that are spread evenly over the ladder."""
+    """Draw clocks of at most CLOCK_PAIRS pairs, spread evenly from the fastest to the slowest."""
     frequencies = analysis.radians(view.spec, view.served)
     pairs = np.unique(np.linspace(0, len(frequencies) - 1, CLOCK_PAIRS).round().astype(int))
     return clock_faces(frequencies[pairs].tolist(), CLOCK_POSITIONS, view.look)
@@ -212,9 +218,10 @@ def clock_faces(radians: Sequence[float], positions: Sequence[int], look: Look =
     angle, its path from angle 0 is shaded. `radians` are the frequencies, in radians per token.
     """
     # one unit is the diameter of a clock, and an inch; clocks are 1.4 apart in a row and 1.2 in a
-    # column
+    # column; 1.2 on the left are for the positions and 0.65 on top for the wavelengths
     across, down = 1.4 * len(radians) + 1.2, 1.2 * len(positions) + 0.65
     figure, (ax,) = blank(look, across, down)
+    # the axes fill the figure
     figure.set_layout_engine("none")
     ax.set_position((0, 0, 1, 1))
     for column, frequency in enumerate(radians):

@@ -128,7 +128,8 @@ def _chinese_among(entries: Sequence[Any]) -> str | None:
     """
     from matplotlib.ft2font import FT2Font
 
-    # the font "Last Resort" has an empty box for every glyph; a listed file may have been removed
+    # the font "Last Resort" has an empty box for every character, so it would seem to have SAMPLE;
+    # a listed file may have been removed
     real = (
         entry
         for entry in entries
@@ -232,8 +233,8 @@ def colour_bar(figure: Any, ax: Any, look: Look, coloured: Any, label: str) -> N
 
 
 def finish(figure: Any, look: Look) -> Any:
-    """Return the figure; if the look has a font for Chinese, all its labels are set in that font,
-    and what it lacks in DejaVu Sans.
+    """Return the figure; if the look has a font for Chinese, all labels are set in that font, and
+    characters that the font lacks in DejaVu Sans.
     """
     from matplotlib.text import Text
 
@@ -251,8 +252,8 @@ def format_of(path: Path) -> str:
 
 
 def save(figure: Any, path: Path, dpi: int = DPI) -> Path:
-    """Write a figure as PNG, SVG or PDF, depending on the suffix, and return the path; the bytes
-    are reproducible.
+    """Write a figure as PNG, SVG or PDF, depending on the suffix, and return the path; the same
+    figure gives the same bytes.
     """
     suffix = format_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -266,8 +267,8 @@ def write(figure: Any, file: Path | BytesIO, file_format: str, dpi: int = DPI) -
 
     # None leaves out what differs between two machines or days
     metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    # a fixed salt makes the ids of an SVG reproducible; fonttype "none" keeps labels as searchable
-    # text
+    # with a fixed salt the ids of an SVG are the same each time; fonttype "none" keeps labels as
+    # searchable text
     with rc_context({"svg.hashsalt": "ropewalk", "svg.fonttype": "none"}):
         figure.savefig(
             file,

@@ -103,8 +103,8 @@ def stripes(
     x: str,
     look: Look = LIGHT,
 ) -> Any:
-    """Draw each row, {name: numbers}, as a strip of cells: a cell with the number i has the colour
-    of names[i] in the legend, -1 is grey.
+    """Draw each of `rows`, {name: numbers}, as a strip of cells: a cell with the number i has the
+    colour of names[i] in the legend, one with -1 is grey.
     """
     figure, (ax,) = blank(look, height=1.4 + 0.55 * len(rows))
     for y, row in enumerate(rows.values()):
@@ -132,8 +132,8 @@ def bars(values: Mapping[str, float], *, title: str, x: str, look: Look = LIGHT)
 
 
 def directions(vectors: Tensor, *, title: str, look: Look = LIGHT) -> Any:
-    """Draw the vectors [heads, pairs, 2] of (radians per column, radians per row) from the origin,
-    one colour for each head.
+    """Draw the frequencies of a rotation over two axes as vectors [heads, pairs, 2] of (radians per
+    column, radians per row) from the origin, one colour for each head.
     """
     figure, (ax,) = blank(look, 5.4, 4.6)
     for head, pairs in enumerate(vectors.tolist()):

@@ -5,6 +5,7 @@ Words of this module:
   view      what the picture shows: a spec, its trained length, the longer `served` length, the look
   progress  the share of the served length that has been read
   dial      one pair, drawn as a circle with a hand that turns by the angle of the pair
+  new       of an angle: training never showed it, as the pair turns less within the trained length
   x, y      pixels of the finished picture from its upper left corner
 """
 
@@ -158,14 +159,17 @@ class _Canvas:
         )
 
     def dot(self, x: float, y: float, radius: float, colour: str) -> None:
+        """Draw a filled circle around (x, y)."""
         self.draw.ellipse(
             (*self._at(x - radius, y - radius), *self._at(x + radius, y + radius)), fill=colour
         )
 
     def finished(self) -> Any:
+        """Return the picture, reduced to its final size."""
         return self.image.reduce(OVERSAMPLING)
 
     def _at(self, x: float, y: float) -> tuple[float, float]:
+        """Return (x, y) in pixels of the enlarged drawing."""
         return x * OVERSAMPLING, y * OVERSAMPLING
 
 
@@ -183,7 +187,8 @@ def _frame(view: View, rows: dict[str, list[Dial]], progress: float) -> Any:
     read; `rows` has the dials of each row by its title.
     """
     look, across = view.look, max(map(len, rows.values()))
-    # pixels from top to bottom: 52 for the title, the rows of dials, 64 for the bar and its labels
+    # pixels from top to bottom: 52 for the title, the rows of dials, 64 for the bar and its labels;
+    # "lm" and "rm" say which point of a text is placed, see `_Canvas.text`
     width = _LEFT + across * _CELL
     canvas = _Canvas(width, 52 + _ROW * len(rows) + 64, look)
     new_colour = look.colour(1)  # of angles that training never showed
@@ -235,7 +240,7 @@ def _draw_dial(
     turned = 360 * min(dial.served_turns, MAX_TURNS) * progress
     outside = progress > dial.leaves_at
     if outside:
-        # a hand slowed to MAX_TURNS may still be within the trained angles
+        # max: a hand slowed to MAX_TURNS may still be within the trained angles
         canvas.ring(x, y, seen, max(min(turned, 360.0) - seen, 0.0), new_colour)
     angle, reach = math.radians(turned), _RADIUS - 10
     colour = new_colour if outside else look.colour(0)

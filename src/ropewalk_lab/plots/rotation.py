@@ -5,7 +5,8 @@ Words of this module:
   view    what a figure shows: a spec, its trained length, the longer `served` length, and the look
   look    the colours (`quiet` for reference lines, `ink` for text) and the language; it translates
           labels
-  pairs   the pairs of dimensions that rotate, fastest first; `frequencies` are in radians per token
+  pairs   the pairs of dimensions that rotate, fastest first; `frequencies` are in radians per
+          token, those of a sequence of the served length (some scalings depend on it)
 """
 
 from __future__ import annotations
@@ -58,10 +59,12 @@ def variants(view: View) -> Any:
     """
     look, middle = view.look, view.spec.pairs // 2
     wavelength = float(analysis.wavelengths(analysis.plain_radians(view.spec))[middle])
+    # a pair that does not rotate has an infinite wavelength
     positions = np.linspace(0, wavelength if np.isfinite(wavelength) else view.trained, 400)
     figure, (left, right) = blank(look, 10.5, 4.2, across=2)
     for i, (name, path) in enumerate(_paths(view, positions).items()):
-        # every pair begins with norm 1, so this is the norm of the whole vector / that before
+        # every pair begins with norm 1, so this is the norm of the whole vector divided by its norm
+        # before
         norm = np.sqrt((np.abs(path) ** 2).mean(axis=1))
         # where two lines coincide, the wider one below shows on both sides
         line = {"color": look.colour(i), "linewidth": 3.4 - 0.6 * i, "label": name}

@@ -52,8 +52,8 @@ def measure(
     """Return rows with attention weights by distance, at 1, 2, 4, ... tokens: the mean over layers,
     heads and queries in the last quarter of a window.
 
-    With RoPE also rows with RoFormer's bound, and with the wavelengths of the fastest and the
-    slowest pair, both for heads of HEAD_DIM.
+    With RoPE also rows with RoFormer's bound, as a share of that at distance 0, and with the
+    wavelengths of the fastest and the slowest pair, both for heads of HEAD_DIM.
 
     preset, changes  the training preset, and changes of its settings
     windows          the number of held-out windows
@@ -62,6 +62,7 @@ def measure(
     model = training.train_or_load(workspace, f"{encoding}-{seed}", full_preset).model
     length = training.trained_length(full_preset)
     first_query = 3 * length // 4
+    # without the last token of a window, which is a target alone
     text = training.held_out_windows(full_preset, windows, length)[:, :-1]
     weights = weights_by_distance(
         model, torch.from_numpy(text.astype(np.int64)).to(workspace.device), first_query
@@ -112,7 +113,7 @@ def weights_by_distance(model: nn.Module, tokens: torch.Tensor, first: int) -> t
             hook.remove()
     positions, by_layer = torch.arange(tokens.shape[1], device=tokens.device), []
     for layer, x in zip(layers, inputs, strict=True):
-        # [B, S, S]
+        # [B, S, S], the mean over heads
         weights = layer.self_attn(x, positions, return_weights=True).weights.float().mean(1)
         # the weights of a query from distance 0, its own key, to distance `first`
         by_distance = [

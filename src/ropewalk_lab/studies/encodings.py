@@ -99,6 +99,7 @@ def measure(
     rows = training.loss_rows(
         model, text, lengths[:1] if ENCODINGS[encoding].bounded else lengths, length, **fields
     )
+    # the seconds of several steps are in the log's line of the last of them
     seconds = sum(line.get("seconds", 0.0) for line in trainer.log.rows())
     rows.append(row("seconds per step", seconds / trainer.step, **fields))
     rows.append(row("parameters", positional_parameters(model), **fields))
@@ -180,7 +181,9 @@ def _ours(rows: list[Row], lengths: list[int]) -> dict[str, Ours]:
 
 
 def _properties(rows: list[Row], models: list[str]) -> Table:
-    """Return a table of the properties and costs of each encoding of ENCODINGS in `models`."""
+    """Return a table of the properties and costs of each of `models` that is an encoding of
+    ENCODINGS, unlike WINDOW.
+    """
     seconds_of_none = score(rows, "seconds per step", model="none")
     cells = []
     for name in models:

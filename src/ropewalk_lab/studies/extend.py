@@ -60,8 +60,9 @@ PRESETS = presets_of("extend")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Measure each seed's model without training, then fine-tune it with each method of the setting
-    `tuned_methods` at each factor of `tuned_factors`; return facts for the report.
+    """Measure the RoPE model of each seed with each method without training, then fine-tune it with
+    each method of the setting `tuned_methods` at each factor of `tuned_factors`; return facts for
+    the report.
     """
     settings, shared = runner.settings, runner.pick("preset", "changes", "windows")
     options = runner.pick("methods", "factors", "search")
@@ -112,8 +113,9 @@ def zero_shot(
     windows: int,
     search: dict[str, int],
 ) -> list[Row]:
-    """Return the losses of every method and factor without training, at the trained length and at
-    factor times that length; first those of the unchanged model, as factor 1.
+    """Return rows with the losses of every method and factor without training, at the trained
+    length and at factor times that length, and with LongRoPE's factors; first the losses of the
+    unchanged model, as factor 1.
 
     preset, changes  the training preset, and changes of its settings
     windows          the number of held-out windows
@@ -132,6 +134,7 @@ def zero_shot(
             fields: dict[str, Any] = {"method": method, "seed": seed, "tuned": 0, "factor": factor}
             searched = None
             if method == LONGROPE:
+                # of the text to train on, since the losses are measured on held-out text
                 search_text = training.corpus_of(full_preset).train.windows(
                     search["windows"], factor * length + 1
                 )
@@ -211,6 +214,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
             note,
         )
     ]
+    # text of the trained length, read with a method for longer text
     short = [row for row in _untuned(rows) if row["length"] == trained and row["factor"] > 1]
     if short:
         columns = ("method", *(f"factor {factor}" for factor in factors))

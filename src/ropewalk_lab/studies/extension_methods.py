@@ -44,6 +44,7 @@ def yarn(factor: float, length: int, **options: float) -> Yarn:
 METHODS: dict[str, Callable[[float, int], Scaling]] = {
     "linear": lambda factor, length: Linear(factor=factor),
     "ntk": lambda factor, length: Ntk(factor=factor),
+    # YaRN without its factor on attention
     "by_parts": lambda factor, length: yarn(factor, length, attention_factor=1.0),
     "yarn": yarn,
     "dynamic": lambda factor, length: Dynamic(factor=factor, original_length=length),
@@ -57,7 +58,7 @@ OTHERS = NONE, LONGROPE = "none", "longrope"
 
 
 def rope_spec(model: nn.Module) -> RopeSpec:
-    """Return the spec of a RoPE decoder, whose layers all have the same."""
+    """Return the spec of the rope of a decoder in which all layers have the same."""
     return model.layers[0].self_attn.encoding.rope.spec  # type: ignore[union-attr, index, return-value]
 
 

@@ -150,7 +150,7 @@ def difference(comparison: Comparison) -> str:
 def claim_order(
     text: str, scores: Mapping[str, Score | None], order: Sequence[str], *, same_model: bool = False
 ) -> Claim:
-    """Return the claim that scores increase in the given order.
+    """Return the claim that scores increase in the given order; lower is better.
 
     It holds if each score is lower than the next by more than the noise, does not hold if one is
     higher by more than the noise, and is within noise otherwise.
@@ -182,7 +182,8 @@ def claim_within(text: str, one: Score | None, other: Score | None, limit: float
     """Return the claim `text` that two scores differ by at most `limit`.
 
     It holds or fails if the difference is more than two standard errors from the limit, otherwise
-    it is "within noise"; "not measured" if a score is None.
+    it is "within noise"; "not measured" if a score is None. Both scores are of one training, so no
+    noise between trainings is added.
     """
     if one is None or other is None:
         return Claim(text, UNKNOWN, "no rows")
@@ -196,7 +197,8 @@ def claim_not_higher(text: str, one: Score | None, other: Score | None, limit: f
     """Return the claim `text` that the score `one` exceeds `other` by at most `limit`.
 
     It holds or fails if the excess is more than two standard errors from the limit, otherwise it
-    is "within noise"; "not measured" if a score is None.
+    is "within noise"; "not measured" if a score is None. Both scores are of one training, so no
+    noise between trainings is added.
     """
     if one is None or other is None:
         return Claim(text, UNKNOWN, "no rows")

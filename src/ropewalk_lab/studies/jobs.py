@@ -43,8 +43,8 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Job:
-    """A module-level function that is called with the workspace and settings (plain data) and
-    returns rows.
+    """A module-level function `work` that is called with the workspace and with `settings` (plain
+    data) as its keyword arguments, and returns rows.
     """
 
     name: str
@@ -151,7 +151,7 @@ class JobRunner:
             workers, context, initializer=_start_worker, initargs=(os.getpid(),)
         )
         with _one_openmp_thread():
-            # submit starts the worker processes, which inherit the environment
+            # submit starts the worker processes, with the environment of this moment
             running: dict[Future, Job] = {
                 pool.submit(_run_job, self.workspace, job): job for job in jobs
             }
@@ -211,8 +211,9 @@ def _one_openmp_thread() -> Iterator[None]:
 
 
 def _start_worker(parent: int) -> None:
-    """Set up a worker process: one thread of torch; SIGINT is ignored, except that a training stops
-    at it; the process ends when its parent process, with the number `parent`, has ended.
+    """Set up a worker process: torch has one thread; SIGINT is ignored, except by a training, which
+    sets its own handler and stops at it; the process ends when its parent process, with the number
+    `parent`, has ended.
     """
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -239,8 +240,10 @@ class _Status:
         self.bar.show(self.done, text, now=True)
 
     def show_trainings(self, models: Path) -> None:
-        """Show the step and loss of trainings that wrote to their logs in the last 15 s; where
-        there is no terminal, every LINES s.
+        """Show the step and loss of trainings that wrote to their logs in the last 15 s, if it is
+        time for a new line: where there is no terminal, every LINES s.
+
+        models  the folder of trained models, with a folder for each
         """
         if not self.bar.is_due(LINES):
             return

@@ -101,6 +101,7 @@ def costs(workspace: Workspace, *, preset: str, changes: list[str], timed: list[
             caches = model.caches()
             with torch.no_grad():
                 model.features(tokens, caches=caches)
+            # without a seed, which costs do not depend on
             fields = {"model": kind, "length": length}
             rows.append(row("remembered", sum(held_bytes(cache) for cache in caches), **fields))
             del caches
@@ -113,7 +114,9 @@ def costs(workspace: Workspace, *, preset: str, changes: list[str], timed: list[
 
 
 def held_bytes(cache: Any) -> int:
-    """Return the bytes of the tensors in a cache, without unused capacity."""
+    """Return the bytes of the tensors that a cache uses, without memory that it has reserved for
+    further tokens.
+    """
     # the running sums and token count of linear attention; or the keys, values, positions and
     # padding mask of softmax attention
     tensors = cache.state if hasattr(cache, "state") else cache.seen
@@ -124,7 +127,9 @@ def held_bytes(cache: Any) -> int:
 
 @torch.no_grad()
 def _milliseconds(model: nn.Module, tokens: torch.Tensor) -> float:
-    """Return the milliseconds of the fastest of three forward passes."""
+    """Return the milliseconds of the fastest of three forward passes; `features` is the pass
+    without logits.
+    """
     best = float("inf")
     for _ in range(3):
         began = time.perf_counter()

@@ -107,8 +107,8 @@ def generated(count: int, short: int, long: int, seed: int = 0) -> list[Triplet]
 
 
 def _case(draw: random.Random, subject: str, low: int, high: int, size: int) -> str:
-    """Return `size` characters of random words with the subject in brackets between the characters
-    `low` and `high`.
+    """Return a text of `size` characters: random words, and the subject in brackets between the
+    characters `low` and `high`.
     """
     marked, text = f" [{subject}] ", ""
     while len(text) < size:
@@ -118,8 +118,8 @@ def _case(draw: random.Random, subject: str, low: int, high: int, size: int) -> 
 
 
 def reachable(length: int, settings: dict[str, Any]) -> float:
-    """Return the best possible accuracy on the first `length` characters, `short` or `long`; where
-    the evidence is cut off, half of the guesses are right.
+    """Return the best possible accuracy on the first `length` characters of generated texts,
+    `short` or `long`; where the evidence is cut off, half of the guesses are right.
     """
     return 1.0 if length >= settings["long"] else EARLY + (1 - EARLY) / 2
 
@@ -195,6 +195,7 @@ def measure(
     data, count, short, long  of the triplets, as in `triplets_of`
     """
     stage = f"train.stages=[{{length={cut}, batch={batch}, steps={steps}}}]"
+    # without a head, the model returns the hidden states that `cosines` compares
     full_preset = make_preset(
         preset, [*changes, stage, "data.objective=triplets"], seed, head="none", encoding=encoding
     )
@@ -207,6 +208,7 @@ def measure(
         batches=batches,
         objective=contrast,
     ).model
+    # without `swap`, the triplets keep their order, and B and C their places
     hits = right(model, TripletBatches(valid, "triplets", swap=False), cut, workspace.device)
     return [row("wrong", 1 - hits, cut=cut, encoding=encoding, seed=seed)]
 
@@ -215,6 +217,7 @@ def cosines(model: nn.Module, batch: Batch) -> Tensor:
     """Return the cosines [N, 2] of text A with texts B and C in N samples; a text's vector is the
     mean over its tokens without padding.
     """
+    # `padding` is True for real tokens, or None if all are
     hidden, is_real = objectives.predict(model, batch).float(), batch.padding
     weights = torch.ones_like(hidden[..., :1]) if is_real is None else is_real.unsqueeze(-1).float()
     return objectives.cosines((hidden * weights).sum(1) / weights.sum(1))
@@ -230,8 +233,8 @@ def contrast(model: nn.Module, batch: Batch) -> Tensor:
 def right(
     model: nn.Module, batches: TripletBatches, length: int, device: torch.device, size: int = 64
 ) -> np.ndarray:
-    """Return 1.0 for each triplet whose label is predicted correctly and 0.0 for the others, [N];
-    `size` triplets at once.
+    """Return 1.0 for each triplet whose label is predicted correctly and 0.0 for the others, [N].
+    Texts are cut to `length` characters; the model reads `size` triplets at once.
     """
     hits = []
     with torch.no_grad():

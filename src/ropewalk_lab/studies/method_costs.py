@@ -4,7 +4,8 @@ reading a long text.
 Words of this module:
   row     one measurement: the "milliseconds" of each call, or the peak "bytes"; its fields are
           `model`, the method, and `what` was called
-  method  a name of TRAINED, of a model trained with it, or one that changes a trained RoPE model
+  method  a name of TRAINED, of a model trained with it, or one that changes a trained RoPE model;
+          DROPE removes its rotation
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@ with RoPE.
 
 Words of this module:
   method   a name of TRAINED, of a model trained with it; of APPLIED, which changes a trained RoPE
-           model without training; or LONGROPE2 or DROPE
+           model without training; LONGROPE2, whose factors are searched; or DROPE, which removes
+           RoPE and trains the model a little further
   factor   how many times longer than the trained length the model reads
   factors  LongRoPE's: by how much each pair is slowed
 """
@@ -107,7 +108,7 @@ def _initialised(module: nn.Module, std: float) -> nn.Module:
 
 @dataclass(frozen=True)
 class Trained:
-    """What differs from a RoPE decoder.
+    """What differs from a RoPE decoder in a model that is trained with a method.
 
     fields  number of layers -> changed fields of the config
     change  changes the new model before its training, and returns it
@@ -156,8 +157,8 @@ def _scaled(model: Any, scaling: Any) -> nn.Module:
 
 
 def _clipped(model: Any, factor: int, length: int) -> nn.Module:
-    """Return the model with CoPE: the pairs that do not complete a turn over `length` tokens, the
-    trained length, are clipped. `factor` has no influence.
+    """Return the model with CoPE, which lets the frequencies of the pairs that do not complete a
+    turn over `length` tokens, the trained length, taper off to 0. `factor` has no influence.
     """
     num_slow = sum(w * length < 2 * math.pi for w in rope_spec(model).ladder_frequencies().radians)
     return _scaled(model, Clipped(Default(), pairs=num_slow))
@@ -196,6 +197,7 @@ def new_model(method: str, model: Any, seed: int) -> nn.Module:
     """Return a new RoPE decoder, changed as a method of TRAINED requires; its new weights depend on
     the seed alone.
     """
+    # a copy of the state of torch's random numbers, so that other draws do not change
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return TRAINED[method].change(model)
@@ -224,8 +226,8 @@ def _long_scaling(factors: tuple[float, ...], factor: int, length: int) -> LongR
 def searched_factors(
     model: Any, factor: int, length: int, *, population: int, rounds: int, seed: int
 ) -> tuple[float, ...]:
-    """Return LongRoPE2's factors, one for each pair, found by the lowest loss of an answer that a
-    text of factor * length tokens states at its start.
+    """Return LongRoPE2's factors, one for each pair: those of a search with the lowest loss of an
+    answer that a text of factor * length tokens states at its start and asks for at its end.
 
     population, rounds  the candidates in a round of the search, and its rounds
     """

@@ -172,7 +172,9 @@ def apply(
         rows += measured(workspace, model, full_preset, 1, **sizes, **fields)
     for multiple in sizes["multiples"]:
         if multiple == 1:
-            continue  # measured above for DroPE; the other methods are made for longer text
+            # DroPE was measured above; the other methods are made for longer text, and `train` has
+            # measured the RoPE model at the trained length
+            continue
         if method == DROPE:
             longer = model
         elif method == LONGROPE2:

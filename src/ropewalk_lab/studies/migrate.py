@@ -2,8 +2,8 @@
 the unchanged model, trained further as long, and with RoPE trained from scratch as long.
 
 Words of this module:
-  row    one measurement: the "loss" for each window, with the fields `way` (KEPT, MOVED or FRESH),
-         `steps` of the further training, `length` and `seed`
+  row    one measurement: the "loss" for each window, with the fields `way` (the variant: KEPT,
+         MOVED or FRESH), `steps` of the further training, `length` and `seed`
   job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
          seeds of the study, and stores their rows
   facts  what a report says of the run beside its rows: settings, seeds, texts
@@ -42,6 +42,7 @@ def run(runner: JobRunner) -> dict[str, Any]:
     for steps in settings["steps"]:
         # without steps, RoPE from scratch would be an untrained model
         variants = (KEPT, MOVED, FRESH) if steps else (KEPT, MOVED)
+        # "from" is the encoding of the trained model, "sinusoidal"
         arguments = {"steps": steps, "source": settings["from"], **shared}
         jobs = []
         for seed in runner.seeds:
@@ -65,7 +66,7 @@ def measure(
     windows: int,
 ) -> list[Row]:
     """Return the losses of a model after `steps` more steps (RoPE from scratch has no others), at
-    the trained length and at twice that.
+    the trained length and at twice that length.
 
     variant          KEPT: the model with the encoding `source` as it is; MOVED: migrated to RoPE;
                      FRESH: RoPE from scratch
@@ -89,6 +90,7 @@ def measure(
         if variant != KEPT:
             further = replace(further, model={**original.model, "encoding": "rope"})
         origin = f"{variant} {source} {seed}"
+        # for FRESH there is no model to start from, so a new one is trained
         model = training.train_or_load(
             workspace, f"migrate-{steps}-{seed}", further, start=model, origin=origin
         ).model
@@ -126,8 +128,9 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def claims(rows: list[Row], lengths: list[int], steps: int) -> list[Claim]:
-    """Return three claims: at the trained length the migrated model is better than RoPE from
-    scratch, and at that and at twice the length better than the unchanged model.
+    """Return three claims after the most steps: at the trained length the migrated model has a
+    lower loss than RoPE from scratch and than the unchanged model, and at twice that length than
+    the unchanged model.
     """
     near, far = (
         {

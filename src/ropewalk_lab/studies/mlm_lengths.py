@@ -205,6 +205,7 @@ def claims(rows: list[Row], stages: list[int], trained: dict[int, int]) -> list[
     result, longest = [], max(trained.values())
     for stage in stages:
         for other in (stage - 1, stage + 1):
+            # `longest` for a stage before the first or after the last, which there is not
             if trained[stage] == longest and trained.get(other, longest) < longest:
                 text = (
                     f"Stage {stage} (length {trained[stage]}) ends below stage {other} (length "

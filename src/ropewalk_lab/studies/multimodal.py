@@ -65,7 +65,7 @@ class GridBatches:
             len(index),
         )
         images = below(seed, index, stream=0, count=length, high=COLOURS)
-        # never in the last row
+        # never in the last row, which has no row below it
         marked = below(seed, index, stream=1, count=1, high=length - side)[:, 0]
         image, targets = np.arange(count), np.full((count, length), IGNORED, dtype=np.int64)
         targets[image, marked] = images[image, marked + side]
@@ -73,7 +73,7 @@ class GridBatches:
         return Batch(
             torch.from_numpy(images),
             torch.from_numpy(targets),
-            count,
+            count,  # of the targets: one in each image
             positions=self._positions(count, side),
         )
 

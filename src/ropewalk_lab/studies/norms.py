@@ -135,7 +135,8 @@ def change_attention(model: nn.Module, name: str) -> nn.Module:
     for layer in model.layers:  # type: ignore[union-attr]
         attention = layer.self_attn
         norm, after = NORMS.get(name, (None, True))
-        if norm is None:  # NOT_KEPT
+        if norm is None:
+            # NOT_KEPT, which has no entry: mixed layouts do not keep the norm of q and k
             attention.encoding = MixedLayouts(
                 attention.encoding.sizes, attention.encoding.rope.spec
             )

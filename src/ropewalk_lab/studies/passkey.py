@@ -160,8 +160,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
             shares = {
                 length: _mean(rows, base=base, method=method, length=length) for length in lengths
             }
-            # at the trained length only the unchanged model was measured, because it needs no
-            # method
+            # at the trained length only the unchanged model (NONE) was measured, because that
+            # length needs no method; its share stands in the line of every method
             shares[lengths[0]] = _mean(rows, base=base, method=NONE, length=lengths[0])
             cells.append((method, *map(_percent, shares.values()), _reach(shares)))
             series[f"{method}, base {base:,.0f}"] = (
@@ -222,7 +222,8 @@ def _percent(share: float | None) -> str:
 
 def _reach(by_length: dict[int, float | None]) -> str:
     """Return the longest length up to which the share of pass keys found is never below FOUND, as
-    text; "none" if it is below at the first length. `by_length` ascends.
+    text; "none" if it is below at the first length. `by_length` has a share, or None if it was not
+    measured, for each length in ascending order.
     """
     reach = 0
     for length, share in by_length.items():
@@ -251,7 +252,8 @@ def claims(rows: list[Row], lengths: list[int], bases: list[float]) -> list[Clai
             len(each["values"])
             for each in select(rows, "found", base=base, method=NONE, length=lengths[0])
         )
-        # the standard error of a share; not 0 if all keys, or none, were found
+        # the standard error of a share, sqrt(share (1 - share) / count); at least 1 / count, so
+        # that it is not 0 if all keys, or none, were found
         error = (max(share * (1 - share), 1 / count) / count) ** 0.5
         verdict = (
             HOLDS if share - 2 * error >= FOUND else FAILS if share + 2 * error < FOUND else TIED

@@ -64,7 +64,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         for method, curve in errors.items()
     ]
     columns = ("method", "used by", *(f"{position:,}" for position in positions))
-    # without facts, as those of the preset "cpu"
+    # facts without settings: as with the preset "cpu"
     width = facts.get("settings", PRESETS["cpu"])["width"]
     note = f"Over the last {width} positions up to each position."
     table = Table("Largest error of cos and sin", columns, cells, note)

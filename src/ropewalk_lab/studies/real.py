@@ -94,7 +94,7 @@ def real_windows(
     """
     tokens = [encode(real_text(text)) for text in texts]
     available = [len(each) // length for each in tokens]  # windows of each text
-    available[0] -= spare
+    available[0] -= spare  # a negative number if the first text has too few
     if sum(available) < min(count, FEWEST_WINDOWS) or available[0] < 0:
         rule = (
             f"must have at least {min(count, FEWEST_WINDOWS) + spare} windows of {length} tokens; "
@@ -129,7 +129,7 @@ def make_meter(
     search: int = 0,
     seed: int = 0,
 ) -> Meter:
-    """Return a meter of `fit` whose rows are kept in the workspace.
+    """Return a meter of `ropewalk_lab.fit` whose rows are kept in the workspace.
 
     name                 the model's name or path in the settings, which the rows' file is named by
     trained, factor      the trained length, and how many times longer the measured windows are
@@ -137,6 +137,7 @@ def make_meter(
     lengths, num_depths  of the pass keys that the model is asked for: lengths in tokens, and how
                          many depths at each
     search               candidates of the search for LongRoPE's factors; its window is not measured
+    seed                 of the pass keys and of the search
     """
     to, spare = round(factor * trained), int(search > 0)
     tokens = (
@@ -177,7 +178,8 @@ def make_meter(
 def known_methods(
     names: Sequence[str], long_factor: tuple[float, ...] | None = None
 ) -> dict[str, Any]:
-    """Return the methods of `fit` by name, in the given order. An unknown name is an error.
+    """Return the methods of `ropewalk_lab.fit` by name, in the given order. An unknown name is an
+    error.
 
     long_factor  LongRoPE's factors, one for each pair; None leaves longrope out
     """

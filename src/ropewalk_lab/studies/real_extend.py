@@ -135,7 +135,8 @@ def _rows(meter: Any, name: str, method: Method, factor: float) -> list[Row]:
     ppl = long_ppl([each["key_sum"] for each in far], [each["key_count"] for each in far])
     if ppl is not None:
         num_keys = sum(each["key_count"] for each in far)
-        rows.append(row("long_ppl", min(ppl, 1e9), keys=num_keys, **fields))  # 1e9: that or more
+        # 1e9 stands for itself and for more
+        rows.append(row("long_ppl", min(ppl, 1e9), keys=num_keys, **fields))
     return [*rows, row("seconds", [each["seconds"] for each in far], **fields)]
 
 

@@ -7,7 +7,8 @@ reuse     a chunk that was read on its own is placed behind another text, at its
           re-rotated to the new ones
 
 Words of this module:
-  way     one of the above in detail, a key of REFERENCES, or what it is compared with
+  way     how the model continues: one of the above in detail, a key of REFERENCES, or a value of
+          REFERENCES, what it is compared with
   row     one measurement: the "loss" for each window, with the field `way`
   ledger  a file with the losses of the windows that are measured already
   facts   what a report says of the run beside its rows: settings, seeds, texts

@@ -66,9 +66,13 @@ def measure(
     """Ask the model with each method for the same pass keys, at every length and depth; return the
     rows.
 
-    Methods that the model cannot use are left out, and longrope; raise an error if no method is
-    left. Without `lengths`, those of `fit` up to `factor` times the trained length are used.
-    `depths` is how many depths there are at each length.
+    Methods that the model cannot use are left out, and so is longrope; raise an error if no method
+    is left.
+
+    factor   how many times longer the length is that the methods extend the model to
+    depths   how many depths there are at each length
+    lengths  of the texts, in tokens; []: those of `passkey_lengths` up to `factor` times the
+             trained length, without those too short for a pass key
     """
     loaded, encode = open_real(model, workspace.device)
     trained = trained_length(loaded)

@@ -82,6 +82,8 @@ def measure(
     """
     reference, encode = open_real(model, workspace.device, torch.float32)
     trained = trained_length(reference)
+    # without dtypes and offsets, which are fields of each KL: a run with others of them uses again
+    # the KLs that are known
     setting = {
         "model": model,
         "fingerprint": model_fingerprint(reference),

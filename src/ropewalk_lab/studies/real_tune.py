@@ -2,15 +2,16 @@
 with LongCE.
 
 Words of this module:
-  row    one measurement: a metric ("training", the loss of each step; "loss", for each window;
-         "found", 1 for each pass key found, else 0), its values, and the fields `method`,
-         `objective`, `seed`, and `band` or `length`
-  job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
-         seeds of the study, and stores their rows
-  band   positions such as "8k-16k"; `end` is the second of these numbers
-  meter  measures a method, and keeps what it has measured
-  code   five digits that a training text states and asks for later
-  facts  what a report says of the run beside its rows: settings, seeds, texts
+  row     one measurement: a metric ("training", the loss of each step; "loss", for each window;
+          "found", 1 for each pass key found, else 0), its values, and the fields `method`,
+          `objective`, `seed`, and `band` or `length`
+  job     one call of a function such as `measure`; a runner runs the jobs for the settings and the
+          seeds of the study, and stores their rows
+  band    positions such as "8k-16k"; `end` is the second of these numbers
+  meter   measures a method, and keeps what it has measured
+  LongCE  cross entropy in which tokens that need a long context weigh more
+  code    five digits that a training text states and asks for later
+  facts   what a report says of the run beside its rows: settings, seeds, texts
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def measure(
     Windows to measure are taken from the first CHARACTERS of each text, those to train on from what
     follows in `train_text`; the small text PYTHON serves for both.
 
-    method       a method of `fit`, or "clipped"
+    method       a method of `ropewalk_lab.fit`, or "clipped"
     objective    CE or LONG_CE
     text         the texts to measure on
     factor       how many times longer the new length is than the trained one
@@ -336,7 +337,8 @@ def _step(reader: Reader, window: Tensor, trained: int, objective: str) -> float
 
 def _rows(meter: Meter, fields: dict[str, Any]) -> list[Row]:
     """Return the rows of one trained model, with the further columns `fields`: the loss of each
-    window in every band of positions, and the pass keys found (1 or 0) at each length.
+    window in every band of positions, and the pass keys found (1 or 0) at each length. The meter
+    has also measured texts of the trained length, which have no rows here.
     """
     samples = meter.samples
     texts = sorted(

@@ -173,7 +173,7 @@ def measure(
     """Train one variant and measure its loss at every length, and how far its learned frequencies
     moved; return the rows.
 
-    study      the table of the variants in TABLES
+    study      a name of TABLES: its table says what a variant is
     variant    a base, a name of the table or of a scaling; with " + " and a method of `extend`, the
                model is read with this method, its factor being the multiple
     text       a source of text, "" for that of the preset
@@ -198,7 +198,7 @@ def measure(
             reader = migrate(model, spec_for(method, rope_spec(model), multiple, length)).model
         rows += training.loss_rows(reader, held_out, [multiple * length], length, **fields)
     moved = log_scales(model)
-    # with a method, they are those of the variant without it
+    # with a method, the frequencies learned are those of the variant without it, which has its rows
     return [*rows, *([row("alpha", moved, **fields)] if moved.size and not method else [])]
 
 
@@ -323,6 +323,7 @@ def _claims(
     """
     result = []
     with_method = [each for each in variants if parts(each)[1]]
+    # (the variant with the lower loss, the other); the reference is in the first list alone
     orders = [(table.reference, each) for each in variants if each != table.reference]
     orders += [
         (each, other)

@@ -1,5 +1,7 @@
 """Rows of a study: a metric, fields that identify the measurement, and one value per window or
-sample for paired comparison.
+sample, so that two models can be compared window by window.
+
+The score of rows is their values [seeds, windows], with a mean and a standard error.
 """
 
 from __future__ import annotations
@@ -46,16 +48,16 @@ def select(rows: Iterable[Row], metric: str, **fields: Any) -> list[Row]:
 
 
 def score(rows: Iterable[Row], metric: str, **fields: Any) -> Score | None:
-    """Return the values [seeds, windows] of the rows with the given fields, or None if there are
-    none.
+    """Return the values [seeds, windows] of the rows with the given fields, one row for each seed;
+    None if there are no such rows.
     """
     matches = select(rows, metric, **fields)
     return Score(np.array([each["values"] for each in matches])) if matches else None
 
 
 def joined_score(rows: Iterable[Row], metric: str, **fields: Any) -> Score | None:
-    """Return the values [seeds, values] of the rows with the given fields; the values of all rows
-    of a seed are joined.
+    """Return the values [seeds, values] of the rows with the given fields, several for each seed,
+    whose values are joined; None if there are no such rows.
     """
     by_seed: dict[int, list[float]] = {}
     for each in select(rows, metric, **fields):
@@ -66,8 +68,8 @@ def joined_score(rows: Iterable[Row], metric: str, **fields: Any) -> Score | Non
 def scores_by(
     rows: Iterable[Row], metric: str, field: str, values: Iterable[Any], **fields: Any
 ) -> dict[Any, Score]:
-    """Return {value: its score} for each of `values`, of the field named `field`; those that were
-    not measured are left out. Rows must also have `fields`.
+    """Return {value: its score} for each of `values`, the values of the field named `field` to look
+    for; those that were not measured are left out. Rows must also have `fields`.
     """
     rows = list(rows)
     return {
@@ -105,5 +107,5 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def digest(value: Any) -> str:
-    """Return a hash of plain data, 12 hexadecimal digits."""
+    """Return a hash of data, 12 hexadecimal digits; other than plain data is hashed by its repr."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).hexdigest()[:12]

@@ -111,8 +111,8 @@ class Study:
             for each in (METHODS if setting in METHODS else (setting,))
             for name in preset.get(each, ())
         }
-        # a user's own encoding or extension method is known too, unless the study's methods are of
-        # another kind than those of `extension_methods`
+        # a user's own encoding or extension method is known too. Other settings take no further
+        # names: norms, objectives, and methods that are not those of `extension_methods`
         registry = ENCODINGS if setting == "encodings" else extension_methods.METHODS
         if setting == "encodings" or known.keys() <= {*registry, *extension_methods.OTHERS}:
             known |= dict.fromkeys(registry)
@@ -121,11 +121,11 @@ class Study:
 
 
 def _is_like(value: Any, example: Any) -> bool:
-    """Return whether a setting has the type of its preset's value; an integer may stand for a
-    float.
+    """Return whether a setting, `value`, has the type of the preset's value, `example`; an integer
+    may stand for a float.
 
-    Each value of a list has the type of one of the preset's; a preset's empty list has no types to
-    compare with. Where the preset has None, any value will do.
+    Each value of a list must have the type of one of the preset's; a preset's empty list has no
+    types to compare with, so it accepts every list. Where the preset has None, any value will do.
     """
     if isinstance(value, list) and isinstance(example, list) and example:
         return all(any(_is_like(each, other) for other in example) for each in value)
@@ -157,6 +157,7 @@ def run_study(
              there are used again
     workers  number of parallel processes; by default one per core on a CPU, and one on a GPU, which
              they would share
+    quiet    whether no progress is shown
     """
     settings = study.settings(preset, changes)
     count = integer("seeds", settings["seeds"] if seeds is None else seeds, low=1)
@@ -178,7 +179,8 @@ def run_study(
     }
     facts |= {**study.run(runner), "rows": len(runner.rows)}
     write_rows(folder / ROWS, runner.rows)
-    # the facts are written last: a report reads the folders that have them
+    # the facts are written last: a report reads the folders that have them. The figures are drawn
+    # from rows and facts as a report reads them, from JSON, which has lists in place of tuples
     text = json.dumps(facts, indent=2) + "\n"
     draw_figures(study.findings(read_rows(folder / ROWS), json.loads(text)), folder)
     write_atomically(folder / FACTS, text)
@@ -232,6 +234,7 @@ def read_study(folder: Path) -> tuple[list[Row], dict[str, Any]]:
             "study", f"must have a JSON object in its {FACTS}; run the study again", str(folder)
         )
     rows = read_rows(folder / ROWS)
+    # facts that do not say how many rows there are cannot be checked
     if len(rows) != facts.get("rows", len(rows)):
         raise RopeError(
             "rows",

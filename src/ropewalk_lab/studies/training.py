@@ -60,7 +60,8 @@ def fine_tuning(
     """Return a preset to train a model further, at another length and learning rate.
 
     The seed is changed so that the model does not see the windows of the first training in the same
-    order again. A step has `batch` rows of `length` tokens; `rate` is the learning rate.
+    order again; `seed` is that of the first training. A step has `batch` rows of `length` tokens;
+    `rate` is the learning rate.
     """
     stages = (Stage(length, batch, steps),)
     train = replace(
@@ -87,8 +88,10 @@ def make_trainer(
     """Return a trainer whose folder depends on its settings and data, so that the same training is
     run only once.
 
+    name       what the name of the folder begins with
     start      the model to train, by default a new one
-    origin     a text that identifies the weights of `start`, or what `change` does
+    origin     a text that identifies the weights of `start`, or what `change` does, for the hash
+               at the end of the folder's name
     change     returns the model to train, made from `start` or the new model
     batches    the data, by default the data of the preset
     objective  the loss, by default the loss of the preset
@@ -141,7 +144,8 @@ def train_or_load(workspace: Workspace, name: str, preset: Preset, **options: An
     passed to `make_trainer`. A training that a signal stopped raises KeyboardInterrupt.
     """
     trainer = make_trainer(workspace, name, preset, **options)
-    # the trainer has a folder; another study may train the same model in it
+    # another study may train the same model in this folder, so one process at a time (the trainer
+    # of a study always has a folder)
     with alone_in(trainer.folder):  # type: ignore[arg-type]
         outcome = trainer.run()
     if outcome.stopped:
@@ -195,15 +199,17 @@ def train_and_measure(
     /,
     **fields: Any,
 ) -> list[Row]:
-    """Train or load the model of a preset, and return its loss rows at multiples of the trained
-    length.
+    """Train or load the model of a preset; return rows with its loss and its accuracy at multiples
+    of the trained length.
 
+    name     what the name of the model's folder in the workspace begins with
     windows  how many texts, each of the largest length
     fields   further columns of each row, such as the seed
     """
     length = trained_length(preset)
     lengths = [length * multiple for multiple in multiples]
     model = train_or_load(workspace, name, preset).model
+    # at every length the same tokens are measured: the last ones, as many as the trained length
     return loss_rows(
         model, held_out_windows(preset, windows, max(lengths)), lengths, length, **fields
     )
@@ -211,7 +217,7 @@ def train_and_measure(
 
 def preset_facts(name: str, changes: Sequence[str]) -> dict[str, Any]:
     """Return the settings and the corpus of a preset as plain data, for the report."""
-    preset = make_preset(name, changes, 0)
+    preset = make_preset(name, changes, 0)  # any seed will do: facts name the seeds of a study
     tables = json.loads(
         json.dumps(
             {"model": preset.model, "data": preset.data, "train": asdict(preset.train)},
