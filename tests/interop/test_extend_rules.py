@@ -24,6 +24,7 @@ import ropewalk as rw
 from ropewalk import RopeError, from_hf
 from ropewalk.frequencies import DynamicYarn
 from ropewalk.interop.extend.angles import served_layers
+from ropewalk.interop.extend.keys import config_change
 from ropewalk.interop.extend.remapped_model import _layers_to_remap
 from ropewalk.interop.patch.length_hook import LengthHook, length_hook
 
@@ -50,6 +51,13 @@ def test_extending_a_clipped_config_keeps_the_trained_length_of_its_scaling(use_
     config = {**CONFIG, "use_cope": use_cope, "rope_scaling": yarn}
     lengthen(config, "yarn", overwrite=True)
     assert config["rope_scaling"]["original_max_position_embeddings"] == 16
+
+
+@pytest.mark.parametrize("scaling", [None, {"rope_type": "linear", "factor": 4.0}])
+def test_clipping_a_clipped_config_clips_it_once(scaling):
+    config = {**CONFIG, "use_cope": True, "rope_scaling": scaling}
+    found = config_change(config, "clipped", overwrite=True).specs["full_attention"]
+    assert found == from_hf({**config, "use_cope": True})
 
 
 class Config(SimpleNamespace):

@@ -302,6 +302,8 @@ def _scaled(spec: RopeSpec, scaling: Scaling) -> RopeSpec:
     """Return `spec` with `scaling` in place of its own; Ntk becomes a larger theta, and clipping
     stays.
     """
+    if isinstance(spec.scaling, Clipped) and isinstance(scaling, Clipped):
+        return replace(spec, scaling=replace(scaling, inner=spec.scaling.inner))
     if isinstance(spec.scaling, Clipped):
         # CoPE clips the frequencies of the new scaling as it did those of the old one
         scaled = _scaled(replace(spec, scaling=Default()), scaling)

@@ -16,7 +16,7 @@ import os
 from typing import Any
 
 from ropewalk.errors import MissingExtra, RopeError, choice
-from ropewalk.gguf.file import Array, GgufFile
+from ropewalk.gguf.file import GgufFile
 
 #: the words of Llama 3 and Qwen 2, which differ only in how many digits NUMBER takes
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|NUMBER| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # noqa: E501
@@ -224,7 +224,7 @@ def _merges(file: GgufFile, ids: dict[str, int]) -> list[tuple[str, str]]:
 def _bos_token(file: GgufFile, tokens: list[str]) -> str:
     """Return the BOS token of the file."""
     index = file.metadata.get("tokenizer.ggml.bos_token_id")
-    if isinstance(index, Array) or not isinstance(index, int) or not 0 <= index < len(tokens):
+    if not isinstance(index, int) or not 0 <= index < len(tokens):
         raise RopeError(
             "tokenizer.ggml.bos_token_id",
             f"must be the index of one of the {len(tokens)} tokens",
