@@ -72,6 +72,8 @@ def convert_qkv(
              Falcon with one kv head). "grouped": for every kv head its q heads, then its k, then
              its v (GPT-NeoX, Falcon, InternLM2, Megatron)
     dim      the axis of the heads
+
+    The other arguments are those of `convert_layout`.
     """
     spec = _checked_slice(source, target, head_dim, rotary_dim, rotary_start)
     choice("packing", packing, PACKINGS)
@@ -114,7 +116,8 @@ def convert_lora(
     layout.
 
     The update is B A, so its rows are those of B: B is permuted and A is returned unchanged. For a
-    fused projection call `convert_qkv` on B.
+    fused projection call `convert_qkv` on B. The arguments after A and B are those of
+    `convert_layout`.
     """
     spec = _checked_slice(source, target, head_dim, rotary_dim, rotary_start)
     if a.ndim != 2:
