@@ -275,6 +275,7 @@ def _unread_part(config: Mapping[str, Any]) -> str | None:
     part = config[parts[0]]
     if parts[0] == "text_config" and isinstance(part.get("text_config"), Mapping):
         return "a text_config inside text_config"
+    # these two keys are of classes that a checkpoint brings along, not of those in transformers
     is_known = str(config.get("model_type")) in ENGINES[REFERENCE].loads(ENGINES)
     if is_known and parts[0] in ("llm_config", "language_config"):
         return f"a text model under {parts[0]}"
@@ -446,6 +447,7 @@ def _unrotated(asked: _Question, length: int) -> Iterator[EngineFinding]:
             case = ServedLayer(spec, asked.original, layer_type, length, length)
             refused = release.has_no_model(case, asked.releases)
             problem = None if refused is None else refused.problem
+            # `read_unrotated`: the families of which it was read that such layers do not rotate
             if problem is None and case.model_type not in release.lists.get("read_unrotated", ()):
                 problem = f"not known: whether {release.title} rotates a layer of this config"
             # the specs, by which no layer rotates, are what transformers reads from the config
@@ -492,6 +494,7 @@ def _default_limit(spec: RopeSpec, max_position: int | None) -> int | None:
     """Return the default served length: `max_position`, or, if it is None or the scaling dynamic,
     trained length x factor.
     """
+    # a config with a dynamic scaling has the trained length under the key of `max_position`
     scaling = spec.scaling.innermost
     trained, factor = getattr(scaling, "original_length", None), getattr(scaling, "factor", None)
     if trained and factor and (isinstance(scaling, Dynamic) or max_position is None):
@@ -533,7 +536,8 @@ def _findings(
         for key, value in asked.text.items()
         if key not in (OUTER_TYPE, OUTER_ARCHITECTURES, UNREAD_PART)
     }
-    # a record of the config as `from_hf` would read it says nothing of one that it refuses
+    # the name of the config in the records. A record of the config as `from_hf` would read it says
+    # nothing of one that `from_hf` refuses
     name = "" if asked.why else digest(text, asked.specs, length, asked.limit)
     found = []
     for engine, release in asked.releases.items():

@@ -626,6 +626,7 @@ def _is_read(release: Release, case: ServedLayer) -> bool:
     # the classes that the engine has for some families write it into llama3 alone
     own_class = case.model_type in release.length["own_class"]
     filled = ("llama3",) if own_class else ("yarn", "llama3", "longrope")
+    # the table `length` of the rules file also lists families that always have ropes by layer type
     by_layer_type = case.by_layer_type or case.model_type in release.length["by_layer_type"]
     return not (
         by_layer_type or case.spec.scaling.name in filled or TRAINED in case.rope_with_nulls

@@ -198,8 +198,8 @@ class Release:
     needs     {model type: keys of the config that its class demands}, for mlx-lm
     nulls_refused  {key of the config: families whose config class takes no null for it}
     types     keys of the config whose values the config class checks: rows with `keys`, the type
-              `is`, for a list the `names` that it may have, and, unless all classes have them, the
-              `families` or `not_families`
+              `is`, for a list the `names` that it may have, `needed` if a config must have the keys,
+              and, unless all classes have them, the `families` or `not_families`
     nulls     keys of a rope whose null the rules are about
     code      which models the engine can load: those of the engine `of` but `without` some, and
               `names`; what it `says` of others; whether it can run the code of the checkpoint
