@@ -146,7 +146,9 @@ def check_strategy(tables: str, spec: RopeSpec) -> str:
 
 
 def check_tensor(name: str, x: Tensor, seq_dim: int, head_dim: int | None) -> int:
-    """Check one tensor, and return the axis of its tokens as a negative number: -2 or less."""
+    """Check the tensor that errors call `name`, and return the axis of its tokens as a negative
+    number: -2 or less. `head_dim` is the size that its last axis must have; None: any.
+    """
     if not isinstance(x, Tensor) or x.dtype not in FLOATS:
         raise RopeError(
             name,

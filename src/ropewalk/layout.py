@@ -6,6 +6,11 @@ The two layouts differ by a permutation of the r rotated dimensions of each head
     half         a0 a1 a2 b0 b1 b2      pair i = (x_i, x_{i + r/2})
     interleaved  a0 b0 a1 b1 a2 b2      pair i = (x_{2i}, x_{2i+1})
 
+Words of this module:
+  source, target  the layouts before and after, "half" or "interleaved"
+  rotary_dim      how many dimensions of a head rotate, from `rotary_start` on
+  packing         the order of the heads in a fused QKV projection
+
 In a model's weights only the rows of the q and k projections, their biases and the QK-norms are
 permuted, never what produces values or outputs, and never the inputs of a projection. Converting
 there and back gives the same bits in any dtype.

@@ -13,6 +13,7 @@ Words of this module:
   tables           which cos and sin are kept between calls, a name of `strategies.STRATEGIES`
   layout_out       the pair layout of the result; `layout` is that of x
   start            the first dimension of the head that rotates
+  backend          the name of a kernel in BACKENDS; None: the fastest that supports the tensors
 """
 
 from __future__ import annotations

@@ -59,6 +59,7 @@ def rotate(
                position + 1
     key        whether x holds attention keys, whose magnitude may differ from that of queries
     inverse    undo the rotation instead
+    inplace    write the result into x
     backend    a name in BACKENDS; None = the fastest that supports x
     tables     which tables of cos and sin are kept: "auto", "full", "two-level" or "none", as in
                `Rope`
@@ -195,8 +196,9 @@ def rotate_by(
     """Return x rotated by given tables with one entry per pair, [S, P], [B, S, P] or [B, H, S, P];
     gradients reach the tables.
 
-    `layout` is that of x; a table with one entry per pair has none. `start` is the first dimension
-    of the head that rotates.
+    `layout` is that of x; a table with one entry per pair has none. `layout_out` is that of the
+    result; None = `layout`. `start` is the first dimension of the head that rotates. The other
+    options are those of `rotate`.
     """
     choice("layout", layout, LAYOUTS)
     layout_out = choice("layout_out", layout if layout_out is None else layout_out, LAYOUTS)

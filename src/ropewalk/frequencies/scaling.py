@@ -74,7 +74,7 @@ class Setting:
         if isinstance(self.default, bool):
             return flag(name, value)
         if isinstance(self.default, int):
-            # 2^62 is also the upper bound of `integer`
+            # without a lower bound down to -2^62, as the upper bound of `integer` is 2^62
             return integer(name, value, low=-(2**62) if math.isinf(self.low) else int(self.low))
         if isinstance(self.default, tuple):
             return number_tuple(name, value, low=self.low, above=self.above, high=self.high)
