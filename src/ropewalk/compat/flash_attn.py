@@ -178,7 +178,8 @@ class RotaryEmbedding(nn.Module):
         xpos_center: int | None = None,
     ) -> None:
         """Keep the settings of the first `dim` dimensions of a head, those of xPos only if
-        `scale_base` is given. `device` is ignored, because no tensor is made.
+        `scale_base` is given. `device` is ignored, because no tensor is made, and `pos_idx_in_fp32`
+        must be True.
 
         xpos_center  the position at which xPos's multiplier is 1; None: the middle of each call's
                      sequence
@@ -242,8 +243,9 @@ class RotaryEmbedding(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Rotate in place and return the arguments: qkv, or q [B, S, H, D] and kv [B, S, 2, H, D].
 
-        qkv is [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with `num_heads_q`;
-        `seqlen_offset` an int or [B].
+        qkv            [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with `num_heads_q`
+        seqlen_offset  the position of the first token of each row: an int, or [B]
+        max_seqlen     gives the center of xPos, if the module has none: half of it
         """
         q, k = _queries_and_keys(qkv, num_heads_q) if kv is None else (qkv, _keys(kv))
         rope = self._rope_for(q.shape[-1], self._center(qkv.shape[1], seqlen_offset, max_seqlen))
@@ -253,6 +255,7 @@ class RotaryEmbedding(nn.Module):
             # cross attention: q and k have different numbers of tokens, both from the offset on. The
             # keys are checked before the queries are overwritten
             check_tensor("kv", k, -3, q.shape[-1])
+            # whether k alone overlaps itself is seen in its strides, without addresses
             check_no_overlap((k,), addresses=False)
             if k.shape[0] != q.shape[0] or k.device != q.device:
                 rule = f"must have the {q.shape[0]} rows of q, on its device {q.device}"
