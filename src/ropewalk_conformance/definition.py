@@ -568,7 +568,7 @@ def attention(
     positions, documents = given["positions"], given["documents"]
     if rope["axes"] is not None:
         positions = [positions] * 3  # a token of text has the same position on every axis
-    if wrong.get("documents") == "continued":
+    if wrong.get("documents") == "continued":  # positions run on from document to document
         positions = [list(range(len(line))) for line in documents]
         positions = [positions] * 3 if rope["axes"] is not None else positions
     cos, sin = tables(rope, positions, length=None, wrong=wrong)

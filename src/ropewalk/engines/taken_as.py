@@ -380,7 +380,9 @@ def _scaled_to_fit(sections: list[int], pairs: int) -> list[int]:
 
 
 def with_placeholders(rope: Config) -> Config:
-    """Return a rope with placeholders for what no scaling accepts."""
+    """Return a rope with PLACEHOLDERS for what no scaling accepts: a factor below 1, one above a
+    million in a linear rope, and a beta_slow above beta_fast.
+    """
     taken = dict(rope)
     if is_below_one(rope) or is_too_large(rope):
         taken["factor"] = PLACEHOLDERS["factor"]
