@@ -25,7 +25,9 @@ STYLES = {"bold": "1", "red": "31", "green": "32", "yellow": "33"}
 
 
 def say(*texts: object, style: str = "", file: TextIO | None = None) -> None:
-    """Print texts, each from the beginning of a line; a long line is not broken."""
+    """Print texts, each from the beginning of a line; a long line is not broken. `style` is a name
+    in STYLES, `file` is stdout or stderr.
+    """
     file = sys.stdout if file is None else file
     for text in texts:
         # progress, which is on stderr, must be seen at once

@@ -280,7 +280,9 @@ def _extension(trained: int, losses: dict[tuple[str, int], float]) -> Verdict:
 
 
 def _run_checks(tokens: int, device: str, quiet: bool) -> SelfCheckReport:
-    """Run all self-checks, with progress on stderr, and return their report."""
+    """Run all self-checks, with progress on stderr unless `quiet`, and return their report;
+    `tokens` is the length of the sequence that is timed.
+    """
     from ropewalk_lab import selfcheck
 
     rows: list = []
