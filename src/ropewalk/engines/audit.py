@@ -275,7 +275,7 @@ def _unread_part(config: Mapping[str, Any]) -> str | None:
     part = config[parts[0]]
     if parts[0] == "text_config" and isinstance(part.get("text_config"), Mapping):
         return "a text_config inside text_config"
-    # these two keys are of classes that a checkpoint brings along, not of those in transformers
+    # for these two keys, what a class of transformers does was not read
     is_known = str(config.get("model_type")) in ENGINES[REFERENCE].loads(ENGINES)
     if is_known and parts[0] in ("llm_config", "language_config"):
         return f"a text model under {parts[0]}"

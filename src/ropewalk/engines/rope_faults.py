@@ -285,9 +285,7 @@ def has_null_needed(rope: Config) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether a value is a number with which ropes can be computed: of less than 1e9 in
-    size; true and false are none.
-    """
+    """Return whether a value is a number of less than 1e9 in size; true and false are none."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and abs(value) < 1e9
 
