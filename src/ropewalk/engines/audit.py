@@ -268,8 +268,9 @@ def audit(
 
 
 def _unread_part(config: Mapping[str, Any]) -> str | None:
-    """Return the text model of a config in words if the config class does not read it at its place,
-    None if it does. The config has at least one of TEXT_PARTS, the keys of a text model.
+    """Return in words a text model that is at a place for which it was not read what the config
+    class does with it; None if that is known. The config has at least one of TEXT_PARTS, the keys
+    of a text model.
     """
     parts = [name for name in config_file.TEXT_PARTS if config.get(name) is not None]
     part = config[parts[0]]
