@@ -221,7 +221,8 @@ def by_head(sections: Sequence[int], pairs: int, num_heads: int | None = None) -
     """MHRoPE: the first sections[0] key heads use axis 0, the next sections[1] axis 1, and so on;
     further heads do not rotate.
 
-    `num_heads` is the number of key heads; None = the sum of the sections.
+    pairs      how many pairs each head has
+    num_heads  the number of key heads; None = the sum of the sections
     """
     counts = _checked_sections(sections)
     num_heads = (
@@ -273,7 +274,9 @@ def ernie(sections: Sequence[int]) -> AxisMap:
 
 
 def round_robin(sections: Sequence[int]) -> AxisMap:
-    """GLM's order in serving engines: axes alternate, and an axis without pairs left is skipped."""
+    """GLM's order in serving engines: the axes take turns, pair by pair, until each axis a has
+    sections[a] pairs; an axis that has all its pairs is skipped.
+    """
     pairs_left = list(_checked_sections(sections))  # of each axis
     axes: list[int] = []
     while any(pairs_left):
@@ -299,7 +302,9 @@ def axial(*sections: int, scaled: Sequence[int] | None = None) -> AxisMap:
 
 
 def normalised(*sections: int) -> AxisMap:
-    """Axial RoPE over real coordinates such as DINOv3's patch centres in [-1, 1]."""
+    """Axial RoPE over real coordinates such as DINOv3's patch centres in [-1, 1]; `sections` are
+    those of `axial`.
+    """
     return AxisMap(
         chunked(sections).axis_of_pair, len(sections), ladder="per_axis", fractional=True
     )

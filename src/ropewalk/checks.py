@@ -89,6 +89,8 @@ def request_for_tokens(
                 "offset", "cannot be combined with positions: add it to them", list(offset.shape)
             )
         positions, offset = _positions_from_offset(offset, seq, batch, device), 0
+    # torch.compile has a SymInt for an int that may change from call to call. It is not
+    # compared with the bounds: the comparison would become a guard of the compiled graph
     elif isinstance(offset, bool) or not isinstance(offset, (int, torch.SymInt)):
         if isinstance(offset, bool) or not isinstance(offset, Integral):
             raise RopeError(
@@ -131,11 +133,11 @@ def check_strategy(tables: str, spec: RopeSpec) -> str:
     choice("tables", tables, STRATEGIES)
     possible = strategies(spec)
     if tables not in possible:
-        reason = (
+        reason = (  # if the spec can have no table
             "only frequencies that are fixed, on one axis of integer positions and the same in all "
             "heads have tables"
         )
-        if "full" in possible:
+        if "full" in possible:  # then the one that it cannot have is "two-level"
             reason = "precision 'hf' rounds angles, which then cannot be added from two levels"
         raise RopeError(
             "tables", f"must be one of {', '.join(possible)} for this spec: {reason}", tables
@@ -144,7 +146,9 @@ def check_strategy(tables: str, spec: RopeSpec) -> str:
 
 
 def check_tensor(name: str, x: Tensor, seq_dim: int, head_dim: int | None) -> int:
-    """Check one tensor, and return the axis of its tokens as a negative number: -2 or less."""
+    """Check the tensor that errors call `name`, and return the axis of its tokens as a negative
+    number: -2 or less. `head_dim` is the size that its last axis must have; None: any.
+    """
     if not isinstance(x, Tensor) or x.dtype not in FLOATS:
         raise RopeError(
             name,
@@ -190,8 +194,8 @@ def check_tokens(tokens: Tensor, axes: tuple[str, ...] = ("batch", "tokens")) ->
 
 
 def check_tables(x: Tensor, cos: Tensor, sin: Tensor, start: int, seq_dim: int) -> None:
-    """Check that the tables match x: its tokens, rows, heads, device and width; `start` is the
-    first dimension that rotates.
+    """Raise an error unless the tables match x: its tokens, batch rows, heads, device and width;
+    `start` is the first dimension that rotates, `seq_dim` the axis of the tokens.
     """
     _, batch_axis, head_axis = token_axes(x.ndim, seq_dim)
     rows, heads = (1 if axis is None else x.shape[axis] for axis in (batch_axis, head_axis))
@@ -401,6 +405,7 @@ def _check_positions(
         positions = positions.to(torch.int64)  # kernels support two integer widths, not five
     if spec.num_axes > 1 and len(shape) < 3:
         return _same_on_all_axes(positions, spec)
+    # with one axis, [1, B, S] stands for [B, S]
     return positions[0] if len(shape) == 3 and spec.num_axes == 1 else positions
 
 

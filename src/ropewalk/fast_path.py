@@ -173,7 +173,7 @@ def prepare(
         xs[0].shape,
         positions is not None,
         seq_dim,
-        outs[0] is xs[0],
+        outs[0] is xs[0],  # whether the call is in place
     )
     earlier_calls = PREPARED.get(key, [])
     if any(call.matches(*tensors) for call in earlier_calls):

@@ -6,6 +6,11 @@ The two layouts differ by a permutation of the r rotated dimensions of each head
     half         a0 a1 a2 b0 b1 b2      pair i = (x_i, x_{i + r/2})
     interleaved  a0 b0 a1 b1 a2 b2      pair i = (x_{2i}, x_{2i+1})
 
+Words of this module:
+  source, target  the layouts before and after, "half" or "interleaved"
+  rotary_dim      how many dimensions of a head rotate, from `rotary_start` on
+  packing         the order of the heads in a fused QKV projection
+
 In a model's weights only the rows of the q and k projections, their biases and the QK-norms are
 permuted, never what produces values or outputs, and never the inputs of a projection. Converting
 there and back gives the same bits in any dtype.
@@ -72,6 +77,8 @@ def convert_qkv(
              Falcon with one kv head). "grouped": for every kv head its q heads, then its k, then
              its v (GPT-NeoX, Falcon, InternLM2, Megatron)
     dim      the axis of the heads
+
+    The other arguments are those of `convert_layout`.
     """
     spec = _checked_slice(source, target, head_dim, rotary_dim, rotary_start)
     choice("packing", packing, PACKINGS)
@@ -114,7 +121,8 @@ def convert_lora(
     layout.
 
     The update is B A, so its rows are those of B: B is permuted and A is returned unchanged. For a
-    fused projection call `convert_qkv` on B.
+    fused projection call `convert_qkv` on B. The arguments after A and B are those of
+    `convert_layout`.
     """
     spec = _checked_slice(source, target, head_dim, rotary_dim, rotary_start)
     if a.ndim != 2:

@@ -112,9 +112,12 @@ class Float32Numbers(FloatNumbers):
 
 
 def float32_radians(spec: RopeSpec, length: int | None = None) -> list[float]:
-    """Return the float32 frequency of each pair, rounded in the order of transformers.
+    """Return the float32 frequency of each pair, by the operations of transformers in their order,
+    so that each step rounds as there. NumPy's float32 power may differ from torch's in the last
+    bit.
 
-    NumPy's float32 power may differ from torch's in the last bit.
+    A ladder is a series of frequencies theta^(-2i/dim), which a scaling may change: one for all
+    pairs, or one for each axis. `length` is that of the sequence; None: the trained length.
     """
     ladders = []
     for scaling, dim in spec.scaled_ladders():
@@ -201,7 +204,8 @@ def integers(xp: Any, positions: Any) -> Any:
     converted = array(xp, given)
     if not xp.issubdtype(converted.dtype, xp.integer):
         raise RopeError("positions", "must be integers", str(converted.dtype))
-    # JAX without its 64-bit numbers turns 64 bits into 32; an array of its own has had 32 before
+    # JAX without its 64-bit numbers wraps integers of 64 bits to 32. Only NumPy arrays, lists and
+    # ranges are checked: an array of JAX itself was made with 32 bits before this call
     if isinstance(given, np.ndarray) and given.size and "64" not in str(converted.dtype):
         limits = np.iinfo(np.uint32 if "uint32" in str(converted.dtype) else np.int32)
         least, most = int(given.min()), int(given.max())
@@ -227,8 +231,8 @@ def cos_sin_of_sum(parts: list[Any]) -> tuple[Any, Any]:
 
 
 def rows_at(xp: Any, rows: Any, digits: Any, spec: RopeSpec) -> Any:
-    """Return the rows of a table of one digit at the values `digits`, [..., S, 2, pairs]; with
-    several axes, `digits` is [axes, ..., S].
+    """Return rows [..., S, 2, pairs] of the table of one digit, `rows` [2^bits, 2, pairs]: those of
+    the digit's values `digits` [..., S], or [axes, ..., S] with several axes.
 
     Each pair comes from the row of its own axis: the row of each axis is set to 0 in the pairs of
     other axes, and the rows are added.

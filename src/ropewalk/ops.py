@@ -3,6 +3,17 @@
 A compiled graph holds strings and tensors, so a spec is passed as its fingerprint. The autograd
 rules of `rotate`, `rotate_qk` and `rotate_by_table` are registered at import: without one, an op
 would silently return tensors without gradients.
+
+Words of this module:
+  request          one rotation to carry out: a `Request`, whose angles follow from a spec and
+                   positions, or a `TableRequest` with given cos and sin
+  sign             -1 rotates by the opposite angles
+  magnitude_power  1 applies the magnitude of the spec, 0 leaves it out, -1 divides by it
+  key              for attention keys, whose magnitude may differ from that of queries
+  tables           which cos and sin are kept between calls, a name of `strategies.STRATEGIES`
+  layout_out       the pair layout of the result; `layout` is that of x
+  start            the first dimension of the head that rotates
+  backend          the name of a kernel in BACKENDS; None: the fastest that supports the tensors
 """
 
 from __future__ import annotations
@@ -52,8 +63,7 @@ def _on_copies(
         out.copy_(copy)
 
 
-# the arguments that give the angles, and those that give tables; `spec` is a fingerprint, `tables`
-# a name of `strategies.STRATEGIES`
+# the arguments from which angles are computed, and those of given tables; `spec` is a fingerprint
 _ANGLES = (
     "Tensor? positions, SymInt offset, Tensor? length, str spec, str tables, int seq_dim, int sign, "
     "int magnitude_power"

@@ -133,6 +133,7 @@ class Rope(nn.Module):
                    if its axes have real coordinates; None counts from `offset`, an int or [B]
         length     int or [B], read only by length-dependent scalings; None = each row's largest
                    position + 1
+        inplace    write the result into q and k
         """
         xs = (q,) if k is None else (q, k)
         request = make_request(xs, self.spec, positions, offset, seq_dim, length, self.tables)

@@ -59,6 +59,8 @@ def rotate(
                position + 1
     key        whether x holds attention keys, whose magnitude may differ from that of queries
     inverse    undo the rotation instead
+    inplace    write the result into x
+    backend    a name in BACKENDS; None = the fastest that supports x
     tables     which tables of cos and sin are kept: "auto", "full", "two-level" or "none", as in
                `Rope`
     """
@@ -102,7 +104,8 @@ def rerotate(
     run one after the other, in float32 (float64 for float64 keys). The magnitude on the keys is
     kept; with `match_magnitude` it becomes that of `to`, as if the keys were rotated anew.
     `from_length` and `to_length` are the `length` of the two rotations, for scalings that depend on
-    it. If `to` has another layout, pair i of the keys is moved to where `to` has pair i.
+    it. If `to` has another layout, pair i of the keys is moved to where `to` has pair i. The other
+    options are those of `rotate`.
     """
     to = spec if to is None else to
     same_slice = (spec.rotary_start, spec.pairs) == (to.rotary_start, to.pairs)
@@ -193,8 +196,9 @@ def rotate_by(
     """Return x rotated by given tables with one entry per pair, [S, P], [B, S, P] or [B, H, S, P];
     gradients reach the tables.
 
-    `layout` is that of x; a table with one entry per pair has none. `start` is the first dimension
-    of the head that rotates.
+    `layout` is that of x; a table with one entry per pair has none. `layout_out` is that of the
+    result; None = `layout`. `start` is the first dimension of the head that rotates. The other
+    options are those of `rotate`.
     """
     choice("layout", layout, LAYOUTS)
     layout_out = choice("layout_out", layout if layout_out is None else layout_out, LAYOUTS)
@@ -395,6 +399,9 @@ def run(
     """Return the rotated `xs`, in place if `inplace`; every rotation runs through here, except
     repeated calls (`fast_path`) and kernels that rotate inside another operation.
 
+    xs  one tensor, or q and k; `request.is_key(i)` says whether tensor i holds attention keys, and
+        `request.of_tensor(i)` is the request for it alone
+
     Without gradients a kernel runs directly; with gradients, inside an autograd function; under
     torch.compile or another tracer, as a registered op; where other derivatives are needed, by
     plain torch.
@@ -514,8 +521,9 @@ class _Rotation(torch.autograd.Function):
         _ = ctx.saved_tensors
         request = ctx.request.adjoint()
         if len(grads) == 2 and all(grad is not None for grad in grads):
-            # one kernel rotates both
+            # one kernel rotates both gradients
             return None, None, None, *run(tuple(grads), request, False, ctx.backend)  # type: ignore[arg-type]
+        # `of_tensor(i)`: for one gradient alone, that of keys if i is 1
         x_grads = (
             None if grad is None else run((grad,), request.of_tensor(i), False, ctx.backend)[0]
             for i, grad in enumerate(grads)

@@ -82,7 +82,7 @@ class FloorLog(Temperature):
 
 @dataclass(frozen=True)
 class Power(Temperature):
-    """(1 + (p + 1) / length) ^ power (Beam, only in layers without positions)."""
+    """(1 + (p + 1) / length) ^ power (the model family Beam, only in layers without positions)."""
 
     name: ClassVar[str] = "power"
     length: int = 2048
@@ -95,8 +95,8 @@ class Power(Temperature):
 
 @dataclass(frozen=True)
 class LogAbove(Temperature):
-    """1 + scale log(max(1, (p + 1) / length)): 1 up to `length`, then rising smoothly (Inkling,
-    only in full-attention layers).
+    """1 + scale log(max(1, (p + 1) / length)): 1 up to `length`, then rising smoothly (the model
+    family Inkling, only in full-attention layers).
     """
 
     name: ClassVar[str] = "log_above"

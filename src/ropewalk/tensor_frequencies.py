@@ -61,6 +61,7 @@ class TorchNumbers(FloatNumbers):
     def vector(self, values: Sequence[float]) -> Tensor:
         if self.device == CPU:
             return torch.tensor(values, dtype=self.dtype, device=CPU)
+        # cached, because a CUDA graph must not wait for a copy from the host
         return _device_copy(tuple(values), self.dtype, self.device)
 
     def multiples(self, step: int, count: int) -> Tensor:
@@ -143,6 +144,7 @@ def formula(
         length = torch.tensor(int(length), dtype=torch.int64, device=CPU)
     ops = TorchNumbers(dtype, CPU if length is None else length.device)
     radians = scaling._radians(dim, theta, length, ops)
+    # a formula of the user's may return a list
     radians = radians if isinstance(radians, Tensor) else ops.vector(radians)
     scaling.check_count(radians.shape[-1] if radians.ndim else 0, dim)
     growth, center = scaling._growth(dim)

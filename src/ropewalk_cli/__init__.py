@@ -158,7 +158,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (_Refused, UsageError) as error:
         _refuse(str(error))
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has read enough
-        # so that Python can write what is left when it exits
+        # stdout becomes the null device: Python writes what is left to it when it exits, which would
+        # fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except OSError as error:
         _refuse(f"{error.filename or 'output'}: {error.strerror or error}")
@@ -168,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _run(words: list[str]) -> None:
     """Run the command that the words name."""
-    if words[:1] == ["--complete"]:
+    if words[:1] == ["--complete"]:  # asked by a shell: its name and the words so far follow
         from ropewalk_cli.completion import answer
 
         print(*answer(words[1] if words[1:] else "", words[2:], COMMANDS), sep="\n")
@@ -179,6 +180,7 @@ def _run(words: list[str]) -> None:
         print(f"ropewalk {__version__}")
         return
     _refuse_empty(words)
+    # a "--" before the name of the command has no effect
     _run_group("ropewalk", words[1:] if words[:1] == ["--"] else words, COMMANDS, ABOUT, "")
 
 
@@ -187,6 +189,10 @@ def _run_group(
 ) -> None:
     """Run the command of a group that the first word names; print the group's help if there is no
     word, with exit code 2, or if the first word is --help.
+
+    path            what comes before these words, such as "ropewalk lab"
+    commands        the commands of the group; a text is just the "module:attribute" of a function
+    about, example  for the help of the group
     """
     if not words or words[0] in HELP:
         from ropewalk_cli.help import of_group
@@ -209,7 +215,9 @@ def _run_group(
 
 
 def _run_command(path: str, function: Callable[..., None], words: list[str], example: str) -> None:
-    """Read the words that follow a command, and call its function."""
+    """Read the words that follow a command, and call its function; `path` is the command with what
+    comes before it, such as "ropewalk inspect", and `example` belongs to its help.
+    """
     taken, values = parameters(function), {}
     try:
         with _MissingPackage(path.split(" ", 1)[1]):  # the path without "ropewalk"
@@ -226,8 +234,8 @@ def _run_command(path: str, function: Callable[..., None], words: list[str], exa
 
 
 class _Refused(Exception):
-    """A refusal, as the one line that the command prints: a RopeError in the words of the command
-    line, a missing package or an empty argument.
+    """A refusal; its text is the one line that the command prints, about a RopeError in the words
+    of the command line, a missing package or an empty argument.
     """
 
 
@@ -250,11 +258,12 @@ def _in_words_of_options(
     error: RopeError, taken: Sequence[Parameter], values: Mapping[str, Any]
 ) -> str:
     """Return the message of an error with the name of the option that it is about, such as
-    --layer-type for layer_types.
+    --layer-type for layer_types. `taken` is what the command takes, `values` what it was given.
     """
     about = (each.shown for each in taken if _is_about(error, each, values))
     field = next(about, error.field)  # an error about no option keeps its own name
-    # a rule may name an argument and its option: "pass overwrite=True (CLI: --overwrite)"
+    # a rule may name an argument and its option, "pass overwrite=True (CLI: --overwrite)": the option
+    # replaces both
     rule = re.sub(
         r"(\w+=\S* )?\(CLI: ([^)]*)\)",
         lambda found: found[2] if found[1] else f"({found[2]})",

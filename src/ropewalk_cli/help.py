@@ -16,7 +16,11 @@ METAVARS = {str: "TEXT", int: "INTEGER", float: "NUMBER"}
 def of_group(
     path: str, commands: Mapping[str, Command | str], about: str = "", example: str = ""
 ) -> str:
-    """Return the help of a group: its commands by task, each with what it does and an example."""
+    """Return the help of a group: its commands by task, each with what it does and an example.
+
+    path     the words that name the group, such as "ropewalk lab"
+    about    what the group is for; `example`: of the group itself
+    """
     parts = [f"Usage: {path} COMMAND [OPTIONS]"]
     if about:
         parts.append("\n".join(wrapped(about, line_width())))
@@ -39,7 +43,9 @@ def of_group(
 
 
 def of_command(path: str, function: Callable[..., None], example: str = "") -> str:
-    """Return what a command does, its arguments and options with their defaults, and an example."""
+    """Return what a command does, its arguments and options with their defaults, and an example.
+    `path` are the words that name it, such as "ropewalk inspect".
+    """
     taken = parameters(function)
     arguments = [each for each in taken if each.is_argument]
     options = [each for each in taken if not each.is_argument]

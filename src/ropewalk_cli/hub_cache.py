@@ -30,6 +30,7 @@ def snapshot(name: str) -> Path | None:
         commit = (model / "refs" / "main").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         commit = ""
+    # a file with anything but a name in it could lead out of the cache
     if re.fullmatch(r"\w+", commit) and (model / "snapshots" / commit).is_dir():
         return model / "snapshots" / commit
     folders = [each for each in model.glob("snapshots/*") if each.is_dir()]

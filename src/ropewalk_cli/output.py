@@ -25,9 +25,12 @@ STYLES = {"bold": "1", "red": "31", "green": "32", "yellow": "33"}
 
 
 def say(*texts: object, style: str = "", file: TextIO | None = None) -> None:
-    """Print texts, each from the beginning of a line; a long line is not broken."""
+    """Print texts, each from the beginning of a line; a long line is not broken. `style` is a name
+    in STYLES, `file` is stdout or stderr.
+    """
     file = sys.stdout if file is None else file
     for text in texts:
+        # progress, which is on stderr, must be seen at once
         for line in str(text).split("\n"):
             print(styled(shown(line), style, file), file=file, flush=file is sys.stderr)
 
@@ -94,6 +97,7 @@ def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """
     columns = list(zip(*rows, strict=True))
     widths = [max(map(width_of, column)) for column in columns]
+    # the longest word of each column
     words = [
         max(width_of(word) for cell in column for word in cell.split(" ")) for column in columns
     ]

@@ -46,7 +46,8 @@ def maker(library: str) -> Callable[[Any, str], Any]:
     make = module.tensor if library == "torch" else module.array
 
     def made(values: Any, dtype: str) -> Any:
-        # numpy has no bfloat16; JAX has no 64 bits by default, and refuses what 32 cannot hold
+        # numpy has no bfloat16; JAX has no 64 bits by default, and raises an error for an integer
+        # that 32 bits cannot hold
         dtype = {("numpy", "bfloat16"): "float16", ("jax", "int64"): "int32"}.get(
             (library, dtype), dtype
         )
@@ -75,6 +76,7 @@ def to_lists(value: Any) -> Any:
         if hasattr(value, "resolve_conj"):  # torch keeps a conjugate as a mark on the tensor
             value = value.resolve_conj()
     if hasattr(value, "tolist"):
+        # it may hold scalars of numpy's added types, such as bfloat16
         found = value.tolist()
         return to_lists(found) if isinstance(found, list) else found
     if isinstance(value, bool | int | float | complex):

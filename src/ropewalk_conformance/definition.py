@@ -6,7 +6,8 @@ in words what the mistakes are.
 
 Words of this module:
   rope      the dict that a case of the vectors has under "rope": head_dim, rotary_dim, rotary_start,
-            layout, theta, max_length (the served length), axes, and "scaling" with its type
+            layout, theta, max_length (the served length), axes, scales_softmax (whether YaRN also
+            multiplies the softmax scale), and "scaling" with its type and parameters
   wrong     the switches of one mistake, {what goes wrong: how}, such as {"betas": "swapped"}; what it
             does not name is right
   pair      two dimensions of a head that rotate together; a rotary_dim of d has d / 2 pairs
@@ -55,7 +56,9 @@ ROUND: dict[Any, Callable[[float], float]] = {
 
 
 def changed(rope: Rope, wrong: Wrong) -> dict[str, Any]:
-    """Return a copy of a rope in which the parameters have the values of a mistake."""
+    """Return a copy of a rope in which the parameters have the values of a mistake. A switch about
+    a parameter that this rope does not have changes nothing.
+    """
     out = dict(rope)
     scaling = out["scaling"] = dict(rope["scaling"])
     kind = scaling["type"]
@@ -96,6 +99,7 @@ def changed(rope: Rope, wrong: Wrong) -> dict[str, Any]:
     if "original_length" in wrong and "original_length" in scaling:
         given = wrong["original_length"]
         scaling["original_length"] = rope["max_length"] if given == "served" else given
+    # None: as if the config did not give the key
     if "attention_factor" in wrong and "attention_factor" in scaling:
         scaling["attention_factor"] = None
     if "mscale" in wrong and "mscale" in scaling:
@@ -103,7 +107,8 @@ def changed(rope: Rope, wrong: Wrong) -> dict[str, Any]:
     match wrong.get("scaling"):
         case "none":
             out["scaling"] = {"type": "default"}
-            if kind == "proportional":  # that says which pairs rotate, so it is no scaling here
+            # p-RoPE says which pairs rotate, which code without scalings also reads
+            if kind == "proportional":
                 out["scaling"] = scaling
         case "linear" if "factor" in scaling and kind != "proportional":
             out["scaling"] = {"type": "linear", "factor": factor}
@@ -111,6 +116,8 @@ def changed(rope: Rope, wrong: Wrong) -> dict[str, Any]:
             out["scaling"] = {"type": "ntk", "factor": factor}
         case _:
             pass
+    # two ways to rotate a part of the head: partial rotary rotates the first dimensions alone;
+    # p-RoPE, "proportional", gives the slow pairs of the whole head the frequency 0
     match wrong.get("rotary"):
         case "all":
             out |= {"rotary_dim": rope["head_dim"], "rotary_start": 0}
@@ -154,7 +161,8 @@ def frequencies(rope: Rope, length: int | None = None, wrong: Wrong | None = Non
 
 def _scaled(rope: Rope, length: int | None, wrong: Wrong) -> Numbers:
     """Return the frequencies [pairs] of a rope whose parameters are changed already, in sequences
-    of `length` tokens; None: up to the trained length.
+    of `length` tokens; None: up to the trained length. Of `wrong` only switches that are not
+    about parameters are read.
     """
     d, theta, scaling = rope["rotary_dim"], rope["theta"], rope["scaling"]
     # exponents are -2i / d; a mistake divides by another number than d, the default
@@ -266,6 +274,7 @@ def _ramp(d: int, theta: float, scaling: Rope, wrong: Wrong) -> Numbers:
     low, high = max(low, 0), min(high, last)
     if low == high:
         high += 0.001  # avoids a division by 0, also in YaRN's own code
+    # a mistake counts dimensions, not pairs
     steps = [2 * i if wrong.get("ramp") == "dimensions" else i for i in range(d // 2)]
     ramp = [min(max((i - low) / (high - low), 0.0), 1.0) for i in steps]
     if wrong.get("ramp") == "inverted":
@@ -329,11 +338,12 @@ def _magnitude(rope: Rope, wrong: Wrong) -> float:
 
 
 def softmax_scale(rope: Rope, wrong: Wrong | None = None) -> float:
-    """Return the factor on q.k before the softmax: 1 / sqrt(head_dim), and for a rope that
-    `scales_softmax` times YaRN's magnitude squared.
+    """Return the factor on q.k before the softmax: 1 / sqrt(head_dim), and for a rope with
+    `scales_softmax` times the square of the magnitude that mscale_all_dim gives.
     """
     wrong = wrong or {}
     width = rope["head_dim"]
+    # mistakes: the width of the part of the head that rotates, or of the part that does not
     match wrong.get("softmax_width"):
         case "rotated":
             width = rope["rotary_dim"]
@@ -344,7 +354,7 @@ def softmax_scale(rope: Rope, wrong: Wrong | None = None) -> float:
         return scale * _magnitude(rope, {}) ** 2
     if not rope.get("scales_softmax") or wrong.get("softmax") == "plain":
         return scale
-    # the rope's YaRN also multiplies the softmax scale, by the square of this magnitude
+    # its square multiplies the softmax scale; a mistake multiplies by it only once
     scaling = rope["scaling"]
     mscale = _mscale(scaling["factor"], scaling["mscale_all_dim"])
     return scale * (mscale if wrong.get("softmax") == "once" else mscale**2)
@@ -414,7 +424,7 @@ def placed(positions: Any, wrong: Wrong, rope: Rope) -> list[Any]:
         case "axes_reversed":
             return axes[::-1]
         case "overrun":
-            # one id for each stream and axis, read as one for each token; 0 beyond the end
+            # one id for each batch row and axis, read as one for each token; 0 beyond the end
             ids = [axes[a][b][0] for b in range(batch) for a in range(count)]
             ids += [0] * (batch * tokens * count)
             read = lambda a, b, i: ids[(b * tokens + i) * count + a]  # noqa: E731
@@ -422,7 +432,7 @@ def placed(positions: Any, wrong: Wrong, rope: Rope) -> list[Any]:
                 [[read(a, b, i) for i in range(tokens)] for b in range(batch)] for a in range(count)
             ]
         case "transposed":
-            # ids of a stream are axes x tokens, read as tokens x axes
+            # the ids of a batch row are axes x tokens, read as tokens x axes
             flat = [
                 [axes[a][b][i] for a in range(count) for i in range(tokens)] for b in range(batch)
             ]
@@ -471,6 +481,7 @@ def tables(
             known[reached] = frequencies(rope, reached, wrong)
             if narrow:
                 known[reached] = [round_angle(w) for w in known[reached]]
+        # a mistake may leave more frequencies than pairs that have an axis
         angles = [
             round_angle(w * p[axis if len(p) > 1 else 0])
             for w, axis in zip(known[reached], of_pair, strict=False)
@@ -557,7 +568,7 @@ def attention(
     positions, documents = given["positions"], given["documents"]
     if rope["axes"] is not None:
         positions = [positions] * 3  # a token of text has the same position on every axis
-    if wrong.get("documents") == "continued":
+    if wrong.get("documents") == "continued":  # positions run on from document to document
         positions = [list(range(len(line))) for line in documents]
         positions = [positions] * 3 if rope["axes"] is not None else positions
     cos, sin = tables(rope, positions, length=None, wrong=wrong)
@@ -628,7 +639,7 @@ def moved(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -> l
     else:
         sign = -1 if kind == "negated" else 1
         steps = [[sign * (b - a) for a, b in zip(*row, strict=True)] for row in rows]
-    if kind == "first":
+    if kind == "first":  # all keys of a batch row move as far as its first key
         steps = [[line[0]] * len(line) for line in steps]
     # without the magnitude, except where applying it once more is the mistake
     unit = wrong if kind == "magnitude" else {**wrong, "magnitude": "none"}
@@ -647,7 +658,7 @@ def permuted(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -
         heads = heads * 2 if len(rows) % (heads * 2) == 0 else heads
     head_dim = len(rows) // heads
     start, d = rope["rotary_start"], rope["rotary_dim"]
-    if kind in ("whole", "other_heads"):
+    if kind in ("whole", "other_heads"):  # all rows of a head, not only those that rotate
         start, d = 0, head_dim
     order = list(range(head_dim))  # for each row of a head, the row that it is taken from
     order[start : start + d] = [*range(start, start + d, 2), *range(start + 1, start + d, 2)]
@@ -670,7 +681,7 @@ def grid_positions(
 
     spatial_merge_size x spatial_merge_size patches of a frame become one token.
     """
-    kind = (wrong or {}).get("video")
+    kind = (wrong or {}).get("video")  # the mistake, if there is one
     merge, rate = config["spatial_merge_size"], config["tokens_per_second"]
     rows: list[list[int]] = [[], [], []]
     start = 0  # of the segment: larger by 1 than the largest coordinate so far
@@ -681,10 +692,13 @@ def grid_positions(
             start += segment["text"]
             continue
         frames, height, width = segment.get("image") or segment["video"]
+        # an image, which has no seconds, has a time step of 0; a mistake gives it that of a video
         seconds = segment.get("seconds", 1.0 if kind == "images" else 0)
+        # from one frame to the next, in time coordinates; three mistakes compute it otherwise
         step = {"frames": 1.0, "whole_seconds": int(seconds) * rate, "seconds": seconds}.get(
             kind or "", seconds * rate
         )
+        # the time of the first frame; in two mistakes the time step multiplies it too
         first = start * max(step, 1) if kind in ("start", "images") else start
         for frame in range(frames):
             for i in range(height // merge):
@@ -694,6 +708,8 @@ def grid_positions(
                     rows[0].append(int(first + math.floor(frame * step)))
                     rows[1].append(start + i)
                     rows[2].append(start + j)
+        # the next segment starts after the largest coordinate of all axes; "start" and "images" leave
+        # out time, and "tokens" counts tokens instead
         after = len(rows[0]) if kind == "tokens" else max(rows[1][-1], rows[2][-1]) + 1
         start = max(after, 0 if kind in ("start", "images") else max(map(max, rows)) + 1)
         start = len(rows[0]) if kind == "tokens" else start

@@ -2,8 +2,9 @@
 
 For a kind of function, `arguments` turns a case of the vectors into arguments, and `readings` reads
 the result as flat lists of plain numbers. `expected` gives the right numbers, `allowed` how far
-each may be off, `predicted` the numbers that code with a mistake would return, `probe` the first of
-these, and `label` the name of a number in words.
+each may be off, `predicted` the numbers that code with a mistake would return (none if the case has
+nothing that the mistake could change), `probe` the first of these, and `label` the name of a number
+in words.
 
 In these methods, `make` makes an array from lists and the name of a type; `wrong` are the switches
 of a mistake (see `definition`); `tolerance` is that of the group of the case; `dtype` is the type
@@ -15,7 +16,9 @@ Words of this module:
              "attention_factor" the magnitude; "rotation", "attention", "move" and "permute" have the
              vectors and results of one kind; "positions", [batch][tokens] or [axes][batch][tokens];
              "before", if it is there, is another config that the function is called with first;
-             "part" the part of the model and "shards" the number of ranks that the tokens are on
+             "part" the part of the model, "other_ropes" the ropes of its other parts; "shards" the
+             number of ranks that the tokens are on; "q_scale" and "k_scale" belong to quantised q
+             and k: the rotated codes are multiplied by them
   tolerance  {"absolute", "relative", "per_radian"}: errors that are allowed in a number, per unit of
              its size, and for every radian of an angle, which float32 rounds
   ROUNDING   the rounding error of a coarse type, which is added; 0 for float32 and finer ones
@@ -77,7 +80,7 @@ def rope_of(case: Case, wrong: Wrong) -> definition.Rope | None:
     the call before, that of another part of the model, or that of the case. None if the case has no
     such call or part.
     """
-    if isinstance(wrong.get("rope"), dict):
+    if isinstance(wrong.get("rope"), dict):  # `is_stale` of mistakes.py puts it there
         return wrong["rope"]
     if wrong.get("rope") == "before":
         return case["before"]["rope"] if "before" in case else None
@@ -164,7 +167,8 @@ class InvFreq(Kind):
         found = [float(value) for value in found]
         # without the magnitude, which is the last of the expected numbers
         pairs, half = len(self.expected(case)) - 1, len(found) // 2
-        # repeated for both dimensions of each pair, one half after the other or side by side
+        # repeated for both dimensions of each pair, one half after the other or side by side. Two
+        # numbers may also be one frequency and the magnitude, so they are left as they are
         if len(found) == 2 * pairs and len(found) > 2:
             if found[:half] == found[half:]:
                 found = found[:half]
@@ -197,7 +201,9 @@ class InvFreq(Kind):
 
 
 class FromGguf(InvFreq):
-    """Frequencies from GGUF metadata."""
+    """Frequencies from GGUF metadata; `tensors` are the tensors of the file that divide frequencies,
+    {name: one number for each pair}.
+    """
 
     signature = "from_gguf(metadata, tensors) -> frequencies, or (frequencies, attention_factor)"
 
@@ -344,6 +350,7 @@ class Rotate(Kind):
     def probe(self, case: Case, wrong: Wrong) -> Numbers:
         """Return the numbers of the first head of the first row of q."""
         rope, given = rope_of(case, wrong), case["rotation"]
+        # the rope may be for heads of another width than the vectors of the case
         if rope is None or rope["head_dim"] != case["rope"]["head_dim"]:
             return []
         # these mistakes treat q and k differently, which `predicted` computes
@@ -358,9 +365,12 @@ class Rotate(Kind):
     def predicted(self, case: Case, wrong: Wrong) -> Numbers:
         rope = rope_of(case, wrong)
         if rope is None or rope["head_dim"] != case["rope"]["head_dim"]:
-            return []  # no such vector
+            # the case lacks the earlier call or the other part whose rope the mistake takes, or its
+            # rope is for heads of another width than the vectors of the case
+            return []
         cos, sin = definition.tables(rope, case["positions"], _length(case), wrong)
         given, out = case["rotation"], []
+        # of quantised q and k, by which the rotated codes are multiplied
         scales = [given.get("q_scale", 1.0), given.get("k_scale", 1.0)]
         match wrong.get("scales"):
             case "none":

@@ -32,6 +32,7 @@ class RotationMistake:
     """One row of mistakes.toml.
 
     change  the switches of `definition` that make the wrong rope
+    words   what the code does, in a sentence; `fix`: how to mend it
     groups  the groups in which it is tried; empty: all
     common  whether it is also tried together with another common one
 
@@ -91,6 +92,7 @@ def agree(found: Numbers, wanted: Numbers, allowed: Numbers) -> bool:
 class EntryDifference:
     """A result and its case: what is needed to compare it with the vectors and with mistakes.
 
+    group      the name of the group of vectors that the case belongs to
     readings   the numbers of the result, once for each way in which it may be meant
     tolerance  that of the group
     dtype      the coarsest type of the arrays
@@ -133,11 +135,12 @@ class EntryDifference:
             coarse = self.kind.allowed(self.case, self.tolerance | mistake.change, self.dtype)
             return self._agrees(self.kind.expected(self.case), coarse)
         try:
+            # the first numbers are compared before all of them are computed, which takes longer
             first = self.kind.probe(self.case, mistake.change)
             if first and not self._begins_with(first):
                 return False
             wanted = self.kind.predicted(self.case, mistake.change)
-        except (ArithmeticError, ValueError, LookupError):  # no such rope
+        except (ArithmeticError, ValueError, LookupError):  # the mistake makes no rope of this case
             return False
         return self._agrees(wanted, self.allowed)
 
@@ -152,8 +155,8 @@ class EntryDifference:
             switches = mistake.change.keys()
             # numbers that one of the switches cannot change do not show the mistake
             unaffected = not switches <= self.kind.depends_on
-            # a changed parameter may have the value that the rope has already; factors chosen "per
-            # position" show in tables alone
+            # a changed parameter may have the value that the rope has already. Factors chosen "per
+            # position" show in tables alone, and `same_rope` compares frequencies
             if (
                 not unaffected
                 and switches <= PARAMETERS
@@ -165,7 +168,9 @@ class EntryDifference:
         return self._unaffected[mistake.name]
 
     def contradicts(self, mistake: RotationMistake) -> bool:
-        """Return whether this result, which is right, shows that a project does not make a mistake."""
+        """Return whether this result, which is right, shows that a project does not make a mistake:
+        the mistake would have changed it.
+        """
         if mistake.groups and self.group not in mistake.groups:
             return False
         unaffected = all(self.is_unaffected_by(each) for each in mistake.parts or (mistake,))
@@ -176,7 +181,9 @@ class EntryDifference:
         return [mistake for mistake in mistakes() if self.fits(mistake)]
 
     def candidates(self) -> list[RotationMistake]:
-        """Return what may explain these numbers: mistakes of this group, of any, or two at once."""
+        """Return what may explain these numbers: single mistakes that are limited to groups with
+        this one; if there are none, any single mistakes; if there are none, two common ones at once.
+        """
         found = self.singles()
         narrow = [mistake for mistake in found if mistake.groups]
         # two mistakes at once only if no single one explains the numbers
@@ -190,11 +197,11 @@ class EntryDifference:
         return self.kind is other.kind and kinds[0] == kinds[1] and "before" not in other.case
 
     def is_stale(self) -> bool:
-        """Return whether the numbers are those of a rope that was used before."""
+        """Return whether the numbers are those of one of the `earlier` ropes."""
         for rope in self.earlier:
             try:
                 wanted = self.kind.predicted(self.case, {"rope": rope})
-            except (ArithmeticError, ValueError, LookupError):
+            except (ArithmeticError, ValueError, LookupError):  # that rope does not fit this case
                 continue
             if self._agrees(wanted, self.allowed):
                 return True
@@ -208,9 +215,9 @@ def explain(
     differences that none explains. `same` are the results that are right.
 
     In its groups, a mistake that is limited to groups comes before all others. Then the mistake
-    that explains most of the differences comes first; among equals the one that contradicts the
-    fewest results that are right, then the earlier row. Where a case shows that results of an
-    earlier config return, other cases are compared with earlier configs too.
+    that explains most of the differences comes first; among equals the one that the fewest right
+    results contradict, then the earlier row. Where a case shows that results of an earlier config
+    return, other cases are compared with earlier configs too.
     """
     right = list(same)
     fits = {

@@ -189,7 +189,8 @@ def run(
                 results.append(result)
                 if difference is not None:
                     difference.earlier = list(earlier[function])
-                # a case with a call `before` has two ropes
+                # added after `earlier` was copied, because only later cases can get numbers that a
+                # cache kept of these ropes; a case with a call `before` has two
                 for rope in (case.get("before", case)["rope"], case["rope"]):
                     if rope not in earlier[function]:
                         earlier[function].append(rope)
@@ -310,7 +311,7 @@ def _taken(function: Callable[..., Any]) -> set[str] | None:
     """Return the names of the keywords that a function takes; None if it takes any."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a builtin
+    except (TypeError, ValueError):  # a builtin: its keywords cannot be read, so it gets none
         return set()
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
         return None

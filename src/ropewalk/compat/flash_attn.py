@@ -4,6 +4,12 @@ dim], on any device.
 `RotaryEmbedding` needs no table and rotates at positions of any size. The functions that take
 tables raise an error for positions past the end of the table, where the original silently leaves
 tokens unrotated.
+
+Words of this module:
+  interleaved  the pairs are neighbouring dimensions (2i, 2i + 1); otherwise pair i of P is (i, i + P)
+  P            how many pairs rotate; tables have one entry for each pair
+  xPos         queries are multiplied by a factor of their position, keys by the inverse of theirs;
+               the center is the position where both are 1
 """
 
 from __future__ import annotations
@@ -138,7 +144,7 @@ def _rope(
     head_dim: int, dim: int, base: float, interleaved: bool, scale_base: float | None, center: int
 ) -> Rope:
     """Return the Rope of a head whose first `dim` dimensions rotate; `scale_base` and `center` are
-    those of xPos.
+    those of xPos, and a `scale_base` of None means no xPos.
     """
     scaling = Default() if scale_base is None else XPos(scale_base, center)
     layout = _layout(interleaved)
@@ -171,9 +177,12 @@ class RotaryEmbedding(nn.Module):
         *,
         xpos_center: int | None = None,
     ) -> None:
-        """Keep the settings of the first `dim` dimensions of a head. `scale_base` and `xpos_center`
-        are those of xPos; without a `scale_base` there is none. `device` is ignored, because no
-        tensor is made.
+        """Keep the settings of the first `dim` dimensions of a head, those of xPos only if
+        `scale_base` is given. `device` is ignored, because no tensor is made, and `pos_idx_in_fp32`
+        must be True.
+
+        xpos_center  the position at which xPos's multiplier is 1; None: the middle of each call's
+                     sequence
         """
         super().__init__()
         if not pos_idx_in_fp32:
@@ -191,9 +200,13 @@ class RotaryEmbedding(nn.Module):
         self.xpos_center = (
             None if xpos_center is None else integer("xpos_center", xpos_center, low=-(2**62))
         )
-        self._rope_for(dim, 0)  # raises an error for a bad combination now, not at the first call
+        # raises an error for a bad combination now, not at the first call; 0 is any center
+        self._rope_for(dim, 0)
 
     def _rope_for(self, head_dim: int, center: int) -> Rope:
+        """Return the Rope for heads of `head_dim` dimensions; `center` is the position at which
+        xPos's multiplier is 1.
+        """
         return _rope(head_dim, self.dim, self.base, self.interleaved, self.scale_base, center)
 
     @property
@@ -201,6 +214,7 @@ class RotaryEmbedding(nn.Module):
         """Radians per step of each pair, float32; computed on access, so that no cast of the module
         can round them.
         """
+        # 0 is any center: the frequencies do not depend on it
         return ladder(self._rope_for(self.dim, 0).spec).radians.to(torch.float32)
 
     def cos_sin(
@@ -229,8 +243,9 @@ class RotaryEmbedding(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Rotate in place and return the arguments: qkv, or q [B, S, H, D] and kv [B, S, 2, H, D].
 
-        qkv is [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with `num_heads_q`;
-        `seqlen_offset` an int or [B].
+        qkv            [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with `num_heads_q`
+        seqlen_offset  the position of the first token of each row: an int, or [B]
+        max_seqlen     gives the center of xPos, if the module has none: half of it
         """
         q, k = _queries_and_keys(qkv, num_heads_q) if kv is None else (qkv, _keys(kv))
         rope = self._rope_for(q.shape[-1], self._center(qkv.shape[1], seqlen_offset, max_seqlen))
@@ -240,6 +255,7 @@ class RotaryEmbedding(nn.Module):
             # cross attention: q and k have different numbers of tokens, both from the offset on. The
             # keys are checked before the queries are overwritten
             check_tensor("kv", k, -3, q.shape[-1])
+            # whether k alone overlaps itself is seen in its strides, without addresses
             check_no_overlap((k,), addresses=False)
             if k.shape[0] != q.shape[0] or k.device != q.device:
                 rule = f"must have the {q.shape[0]} rows of q, on its device {q.device}"
@@ -300,6 +316,7 @@ def _rows(x: Tensor, offset: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
     if cu_seqlens is None:
         if x.ndim != 4:
             raise RopeError("x", "must be [B, S, H, D] without cu_seqlens", list(x.shape))
+        # a tensor of offsets has a device itself
         return positions.consecutive(
             x.shape[1], offset, None if isinstance(offset, Tensor) else x.device
         )

@@ -20,7 +20,8 @@ def precompute_freqs_cis(
     dim: int, end: int, theta: float = 10000.0, use_scaled: bool = False
 ) -> Tensor:
     """Return e^{i angle}, complex64 [end, dim / 2], of positions 0 ... end - 1. Frequencies are
-    float32, as Meta's; angles are exact, and cos and sin are rounded to float32 once.
+    float32, as Meta's; angles are exact, and cos and sin are rounded to float32 once. `use_scaled`:
+    with the scaling of Llama 3.1.
     """
     spec = RopeSpec(
         dim, theta, LLAMA_31 if use_scaled else Default(), "interleaved", precision="hf_frequencies"

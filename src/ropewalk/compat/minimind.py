@@ -29,8 +29,8 @@ def precompute_freqs_cis(
     rope_base: float = 1e6,
     rope_scaling: Mapping[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [end, dim], float32, both halves equal; `rope_scaling` is a YaRN config as
-    MiniMind reads it.
+    """Return cos and sin [end, dim], float32, both halves equal; `rope_base` is theta, `rope_scaling`
+    a YaRN config as MiniMind reads it.
 
     Frequencies are scaled only if `end` exceeds the trained length; `attention_factor` is 1 unless
     given.

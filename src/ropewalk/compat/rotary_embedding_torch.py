@@ -36,7 +36,7 @@ FREQS_FOR = ("lang", "pixel", "constant")
 
 
 def broadcat(tensors: Sequence[Tensor], dim: int = -1) -> Tensor:
-    """Broadcast tensors against each other and concatenate them."""
+    """Broadcast tensors against each other, and concatenate them along `dim`."""
     return torch.cat(torch.broadcast_tensors(*tensors), dim=dim)
 
 
@@ -88,8 +88,8 @@ def apply_rotary_emb(
 def apply_learned_rotations(
     rotations: Tensor, t: Tensor, start_index: int = 0, freq_ranges: Tensor | None = None
 ) -> Tensor:
-    """Rotate t by learned angles [..., R], one per pair; with `freq_ranges` [F] there are R * F
-    angles.
+    """Rotate t from dimension `start_index` on by learned angles [..., R], one per pair. With
+    `freq_ranges` [F] there are R * F angles: the product of each angle with each of its entries.
     """
     if freq_ranges is not None:
         rotations = (rotations.unsqueeze(-1) * freq_ranges).flatten(-2)
@@ -226,8 +226,8 @@ class RotaryEmbedding(nn.Module):
         return (positions / self.interpolate_factor).to(out_dtype)
 
     def forward(self, t: Tensor, seq_len: int | None = None, offset: int = 0) -> Tensor:
-        """Return the angles [..., 2P] of positions t [...], each repeated for its pair; `seq_len`
-        and `offset` are ignored.
+        """Return the angles [..., 2P] of positions t [...], each twice: once for each dimension of
+        its pair. `seq_len` and `offset` are ignored.
         """
         angles = self._angles(t)
         return join_pairs(angles, angles, "interleaved").to(torch.float32)
@@ -312,7 +312,8 @@ class RotaryEmbedding(nn.Module):
 
     def get_scale(self, t: Tensor, seq_len: int | None = None, offset: int = 0) -> Tensor:
         """Return xPos's multipliers of queries [S, dim], float32, at positions t [S], centred on
-        the middle of t; both dimensions of a pair have the same.
+        the middle of t; both dimensions of a pair have the same. `seq_len` and `offset` are
+        ignored.
         """
         if not self.use_xpos:
             raise RopeError("use_xpos", "must be True for get_scale", False)

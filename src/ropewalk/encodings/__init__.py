@@ -60,8 +60,10 @@ ENCODINGS: dict[str, type[Encoding]] = {
 def make_encoding(
     name: str, *, num_heads: int, head_dim: int, model_dim: int | None = None, length: int = 2048
 ) -> Encoding:
-    """Create the encoding called `name` for attention of these sizes; `length` is the longest
-    trained sequence.
+    """Create the encoding called `name` for attention of these sizes.
+
+    model_dim  the width of the embeddings; None: num_heads * head_dim
+    length     the longest trained sequence
     """
     return ENCODINGS[choice("encoding", name, ENCODINGS)](
         Sizes(num_heads, head_dim, model_dim or num_heads * head_dim, length)

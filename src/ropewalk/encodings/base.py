@@ -39,8 +39,8 @@ class Encoding(nn.Module):
     """Base class of all encodings; used directly, it adds no position information.
 
     Positions are integer [S] or [B, S] (or [axes, B, S] for an encoding with several axes). The
-    class attributes from `entry` to `bounded` are columns of the comparison table, which measures
-    all of them but `causal_only`.
+    class attributes from `entry` to `bounded` are columns of the table that compares all encodings;
+    all of them but `causal_only` are also measured.
     """
 
     #: the entry point: "none", "input", "qk" or "scores"

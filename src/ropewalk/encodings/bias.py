@@ -75,7 +75,9 @@ def t5_bucket(distance: Tensor, buckets: int, farthest: int, bidirectional: bool
 
 
 class T5Bias(ScoreBias):
-    """T5: a learned bias for each head and bucket of distances."""
+    """T5: a learned bias for each head and bucket of distances; `buckets`, `farthest` and
+    `bidirectional` are those of `t5_bucket`.
+    """
 
     def __init__(
         self, sizes: Sizes, buckets: int = 32, farthest: int = 128, bidirectional: bool = True
@@ -147,7 +149,7 @@ class KerplePower(Kerple):
 
 class Fire(ScoreBias):
     """FIRE: the bias is an MLP of log(c d + 1) / log(c max(L, i) + 1), for query position i and
-    distance d; c and the threshold L are learned.
+    distance d; c and the threshold L are learned. The MLP has `width` hidden units.
     """
 
     relative: ClassVar[bool] = False  # the ratio depends on the query's own position

@@ -268,13 +268,15 @@ def audit(
 
 
 def _unread_part(config: Mapping[str, Any]) -> str | None:
-    """Return the text model of a config in words if the config class does not read it at its place,
-    None if it does. The config has at least one of TEXT_PARTS, the keys of a text model.
+    """Return in words a text model that is at a place for which it was not read what the config
+    class does with it; None if that is known. The config has at least one of TEXT_PARTS, the keys
+    of a text model.
     """
     parts = [name for name in config_file.TEXT_PARTS if config.get(name) is not None]
     part = config[parts[0]]
     if parts[0] == "text_config" and isinstance(part.get("text_config"), Mapping):
         return "a text_config inside text_config"
+    # for these two keys, what a class of transformers does was not read
     is_known = str(config.get("model_type")) in ENGINES[REFERENCE].loads(ENGINES)
     if is_known and parts[0] in ("llm_config", "language_config"):
         return f"a text model under {parts[0]}"
@@ -446,6 +448,7 @@ def _unrotated(asked: _Question, length: int) -> Iterator[EngineFinding]:
             case = ServedLayer(spec, asked.original, layer_type, length, length)
             refused = release.has_no_model(case, asked.releases)
             problem = None if refused is None else refused.problem
+            # `read_unrotated`: the families of which it was read that such layers do not rotate
             if problem is None and case.model_type not in release.lists.get("read_unrotated", ()):
                 problem = f"not known: whether {release.title} rotates a layer of this config"
             # the specs, by which no layer rotates, are what transformers reads from the config
@@ -492,6 +495,7 @@ def _default_limit(spec: RopeSpec, max_position: int | None) -> int | None:
     """Return the default served length: `max_position`, or, if it is None or the scaling dynamic,
     trained length x factor.
     """
+    # a config with a dynamic scaling has the trained length under the key of `max_position`
     scaling = spec.scaling.innermost
     trained, factor = getattr(scaling, "original_length", None), getattr(scaling, "factor", None)
     if trained and factor and (isinstance(scaling, Dynamic) or max_position is None):
@@ -533,7 +537,8 @@ def _findings(
         for key, value in asked.text.items()
         if key not in (OUTER_TYPE, OUTER_ARCHITECTURES, UNREAD_PART)
     }
-    # a record of the config as `from_hf` would read it says nothing of one that it refuses
+    # the name of the config in the records. A record of the config as `from_hf` would read it says
+    # nothing of one that `from_hf` refuses
     name = "" if asked.why else digest(text, asked.specs, length, asked.limit)
     found = []
     for engine, release in asked.releases.items():

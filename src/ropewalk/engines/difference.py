@@ -68,6 +68,7 @@ def compare(
     same  the relative difference that is rounding
     """
     pairs = max(len(reference.radians), len(engine.radians))
+    # frequencies of the reference and of the engine
     ours, theirs = _padded(reference.radians, pairs), _padded(engine.radians, pairs)
     axes = zip(
         _padded(reference.axis_of_pair, pairs), _padded(engine.axis_of_pair, pairs), strict=True

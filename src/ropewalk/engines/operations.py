@@ -301,7 +301,8 @@ def _read_as_yarn(reading: EngineReading, rule: Rule, release: Release, releases
 @_operation("longrope factors")
 def _longrope(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """Which factors of LongRoPE every sequence gets: `use` is "long", "short", or "limit" for those
-    of the length that the engine is started for, by default the value of the key `limit`.
+    of the length that the engine is started for. If the caller gave no such length, it is the value
+    of the key that the row names in `limit`.
 
     `magnitude` names the key of the magnitude for the "long" and for the "short" factors.
     """
@@ -311,7 +312,8 @@ def _longrope(reading: EngineReading, rule: Rule, release: Release, releases: Re
     if values["use"] == "limit":
         limit = case.max_model_len
         if not case.limit_is_given and "limit" in values:
-            # without a value of that key: the trained length, or the default of `audit`
+            # without a value of that key: with `trained` the trained length, otherwise the default of
+            # `audit`
             other = scaling.original_length if values.get("trained") else case.max_model_len
             limit = int(_value(case, values["limit"]) or other)
         long = limit > scaling.original_length
@@ -626,6 +628,7 @@ def _is_read(release: Release, case: ServedLayer) -> bool:
     # the classes that the engine has for some families write it into llama3 alone
     own_class = case.model_type in release.length["own_class"]
     filled = ("llama3",) if own_class else ("yarn", "llama3", "longrope")
+    # the table `length` of the rules file also lists families that always have ropes by layer type
     by_layer_type = case.by_layer_type or case.model_type in release.length["by_layer_type"]
     return not (
         by_layer_type or case.spec.scaling.name in filled or TRAINED in case.rope_with_nulls

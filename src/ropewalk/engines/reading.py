@@ -24,8 +24,8 @@ from ropewalk.spec import RopeSpec
 
 @dataclass(frozen=True)
 class EngineRule:
-    """One rule that an engine applies: its topic, what the engine does, and where and when that was
-    read.
+    """One rule that an engine applies: its topic (`about`), what the engine does, and where
+    (`reference`, a file of the engine) and when (`read`) that was read.
     """
 
     about: str
@@ -192,7 +192,9 @@ class EngineReading:
 
 
 def _computed(spec: RopeSpec, length: int) -> tuple[tuple[float, ...], float]:
-    """Return the radians per step of each pair and the magnitude, which show a changed field."""
+    """Return the radians per step of each pair and the magnitude: what tells whether another value
+    of a field changes the result.
+    """
     return frequencies_of(spec, length)
 
 

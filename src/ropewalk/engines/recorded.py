@@ -107,7 +107,8 @@ def digest(
     that is started for `limit` tokens, or for its own default if `limit` is None.
 
     Keys that no rope depends on are left out; of hidden_size and num_attention_heads the quotient
-    is kept, and of the layers their types. The length is kept if a scaling depends on it.
+    is kept, and of the layers their types. The length is kept if a scaling of `specs`, the specs of
+    the config by layer type, depends on it.
     """
     kept = {key: value for key, value in config.items() if key not in _other_keys()}
     hidden, heads = kept.pop("hidden_size", None), kept.pop("num_attention_heads", None)

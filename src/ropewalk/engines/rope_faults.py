@@ -5,7 +5,7 @@ Words of this module:
   place     a config or a rope, since both may hold theta or the fraction of the head that rotates
   fault     a value that `from_hf` refuses; FAULTS has most of them by name
   name      of a scaling: the value of `rope_type` or, in older configs, `type`
-  text      a string of a config; a numeric text holds a number, such as "8.0"
+  text      a string of a config; a numeric text holds a number other than 0, such as "8.0"
   known     a family whose code was read; of all others, what a config means is not known
   absent    `get(key, 0) is None`: the key is there and null; one that is absent gives 0
 """
@@ -117,17 +117,18 @@ def is_numeric_text(value: Any) -> bool:
 
 
 def number_in(value: Any) -> Any:
-    """Return the number that a text holds, an int if it is written as one; any other value as it
+    """Return the number that a text holds, as an int if it is written in at most 18 digits and
+    nothing else, otherwise as a float. Any other value, and a text that holds 0, is returned as it
     is.
     """
     if not is_numeric_text(value):
         return value
-    # up to 18 digits fit into 64 bits
+    # an int of at most 18 digits fits into 64 bits; a longer one becomes a float
     return int(value) if value.isdigit() and len(value) < 19 else float(value)
 
 
 def with_numbers(config: Config) -> Config:
-    """Return the config with numbers in place of texts that hold one, in the keys of NUMBERS."""
+    """Return the config with numbers in place of numeric texts, in the keys of NUMBERS."""
     theta = {"rope_theta": number_in(config["rope_theta"])} if "rope_theta" in config else {}
     return with_ropes(
         {**config, **theta},
@@ -138,7 +139,7 @@ def with_numbers(config: Config) -> Config:
 
 
 def is_no_number(value: Any) -> bool:
-    """Return whether a value is a list, an object, or a text that holds no number."""
+    """Return whether a value is a list, an object, or a text that is not numeric."""
     is_text = isinstance(value, str) and not is_numeric_text(value)
     return is_text or isinstance(value, list | Mapping)
 
@@ -158,12 +159,12 @@ def has_no_factor_list(rope: Config) -> bool:
 
 
 def is_no_width(value: Any) -> bool:
-    """Return whether a width is a float, or a text that holds a number."""
+    """Return whether a width is a float or a numeric text."""
     return isinstance(value, float) or is_numeric_text(value)
 
 
 def no_widths(config: Config) -> list[str]:
-    """Return the keys of widths that have a list, an object or a text without a number."""
+    """Return the keys of widths that have a list, an object or a text that is not numeric."""
     return [key for key in WIDTHS if is_no_number(config.get(key))]
 
 
@@ -209,8 +210,8 @@ def has_odd_width(config: Config) -> bool:
 
 
 def has_two_widths(config: Config) -> bool:
-    """Return whether rotary_dim is given beside a fraction of the head for which it is not the
-    width.
+    """Return whether rotary_dim is given beside a fraction of the head, and the fraction is another
+    number of dimensions.
     """
     width = config.get("rotary_dim")
     is_given = is_count(width) and is_count(config.get("head_dim")) and width_of(config) > 0
@@ -417,7 +418,9 @@ def lacks_rope(config: Config) -> bool:
 
 
 def without_a_layer_type(config: Config) -> list[str]:
-    """Return the names in `rope_parameters` that have a rope and are those of no layer type."""
+    """Return the names in `rope_parameters` under which there is a rope, but which are no layer
+    type of transformers, of the family or of the config.
+    """
     family = family_of(config.get("model_type"))
     known = {*LAYER_TYPES, *family.layer_thetas, *declared_types(config)}
     ropes: Any = config.get("rope_parameters")

@@ -198,8 +198,8 @@ class Release:
     needs     {model type: keys of the config that its class demands}, for mlx-lm
     nulls_refused  {key of the config: families whose config class takes no null for it}
     types     keys of the config whose values the config class checks: rows with `keys`, the type
-              `is`, for a list the `names` that it may have, and, unless all classes have them, the
-              `families` or `not_families`
+              `is`, for a list the `names` that it may have, `needed` if a config must have the keys,
+              and, unless all classes have them, the `families` or `not_families`
     nulls     keys of a rope whose null the rules are about
     code      which models the engine can load: those of the engine `of` but `without` some, and
               `names`; what it `says` of others; whether it can run the code of the checkpoint
@@ -334,7 +334,7 @@ class Release:
         """Return the model types or architectures that the engine can load; empty if that was not
         read.
         """
-        # those of another engine, whose classes this one uses, and its own
+        # those of the engine `of`, whose classes this one uses, but `without` some, and its own
         other = releases.get(self.code.get("of", ""))
         base = other.loads(releases) if other is not None else frozenset()
         return (base - {*self.code.get("without", ())}) | {*self.code.get("names", ())}
@@ -522,7 +522,9 @@ def _merged(old: Iterable[Rule], new: Iterable[Rule]) -> tuple[Rule, ...]:
 
 
 def _rule(row: Mapping[str, Any], lists: Mapping[str, list[str]]) -> Rule:
-    """Return a row of a rules file; keys that are no condition are parameters of its operation."""
+    """Return a row of a rules file as a Rule; keys that are no field of Rule are parameters of its
+    operation. `lists` are the named lists of model types of the file.
+    """
     row = {("is_" if key == "is" else key): value for key, value in row.items()}
     known = {each.name for each in fields(Rule)} - {"values"}
     given = {key: value for key, value in row.items() if key in known}

@@ -144,8 +144,8 @@ def _scaled(factor: float) -> Callable[[Config], Config]:
 
 
 def _fractions(config: Config, fraction: float, holds: Callable[[Config], Any]) -> Config:
-    """Return the config with this fraction of the head in every place that has one, if it is one
-    for which `holds` is true; else as it is.
+    """Return the config with this fraction of the head in every place that has one, if
+    `holds(config)` is true; else as it is.
     """
 
     def change(place: Config) -> Config:
@@ -155,8 +155,9 @@ def _fractions(config: Config, fraction: float, holds: Callable[[Config], Any]) 
 
 
 def _other_numbers(rope: Config) -> Config:
-    """Return a rope with numbers of OTHERS in place of magnitudes that are no numbers; with linear
-    scaling by 7, which engines surely compute otherwise, if anything but a magnitude is no number.
+    """Return a rope with numbers of OTHERS in place of magnitudes that are no numbers. If any other
+    number is none, return a rope with linear scaling by 7 instead: an engine that reads the rope
+    computes something else from that than from any usual one.
     """
     wrong = no_numbers(rope)
     if {*wrong} - {*MAGNITUDES}:
@@ -363,7 +364,8 @@ def _default_layers(config: Config) -> Config:
     """Return the config with the family's ropes of DEFAULT_ROPES if it has one for each layer type
     there, else with one unscaled rope.
     """
-    # a family that is not in DEFAULT_ROPES has one rope for all; one for all has a rope_type itself
+    # one rope for all layer types has a rope_type itself, ropes by layer type have not; a family that
+    # is not in DEFAULT_ROPES counts as one with a rope for all
     rope = DEFAULT_ROPES.get(str(config.get("model_type")), {"rope_type": ""})
     return TAKEN_AS["an unscaled rope" if "rope_type" in rope else "the default rope of the class"](
         config
@@ -378,7 +380,9 @@ def _scaled_to_fit(sections: list[int], pairs: int) -> list[int]:
 
 
 def with_placeholders(rope: Config) -> Config:
-    """Return a rope with placeholders for what no scaling accepts."""
+    """Return a rope with PLACEHOLDERS for what no scaling accepts: a factor below 1, one above a
+    million in a linear rope, and a beta_slow above beta_fast.
+    """
     taken = dict(rope)
     if is_below_one(rope) or is_too_large(rope):
         taken["factor"] = PLACEHOLDERS["factor"]

@@ -5,7 +5,12 @@ reads the config as another one. Without `as` the engine raises an error: with `
 any case, otherwise only if it reads the faulty value. An engine counts as not reading the value if
 it computes the same from two configs with different values in its place, those of USUAL and OTHER.
 
-A rope is an object of a config with the settings of a rotation, a place is a config or a rope.
+Words of this module:
+  rope      an object of a config with the settings of a rotation, or that of one layer type in it
+  place     a config or a rope, since both may hold theta or the fraction of the head that rotates
+  reason    why `from_hf` refuses a config; REASONS has a function for each, which says whether it
+            holds
+  fault     a reason that is about the value of one key, one of FAULTS
 """
 
 from __future__ import annotations
@@ -353,7 +358,9 @@ def reasons(config: Config) -> list[str]:
 
 
 def usual(config: Config) -> Config:
-    """Return the config with everything that `from_hf` refuses in it taken in the usual way."""
+    """Return the config with everything that `from_hf` refuses in it replaced as USUAL says, reason
+    by reason.
+    """
     for reason, holds in REASONS.items():
         if holds(config):
             config = TAKEN_AS[USUAL[reason]](config)

@@ -74,7 +74,7 @@ class Setting:
         if isinstance(self.default, bool):
             return flag(name, value)
         if isinstance(self.default, int):
-            # 2^62 is also the upper bound of `integer`
+            # without a lower bound down to -2^62, as the upper bound of `integer` is 2^62
             return integer(name, value, low=-(2**62) if math.isinf(self.low) else int(self.low))
         if isinstance(self.default, tuple):
             return number_tuple(name, value, low=self.low, above=self.above, high=self.high)
@@ -118,8 +118,8 @@ class Scaling:
 
     def __post_init__(self) -> None:
         """Check every field declared by `setting`, and keep it in the type of its default."""
-        for name, facts in settings_of(self).items():
-            object.__setattr__(self, name, facts.check(name, getattr(self, name)))
+        for name, declared in settings_of(self).items():
+            object.__setattr__(self, name, declared.check(name, getattr(self, name)))
 
     def frequencies(self, dim: int, theta: float, length: int | None = None) -> Frequencies:
         """Return the frequencies of the dim/2 pairs; `length` is used only if `needs_length`, and
@@ -154,16 +154,20 @@ class Scaling:
         """Return `rope_type` and all fields, as a dict."""
         return {"rope_type": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
 
-    # ops: the operations of formulas, `decimals.DecimalNumbers` or the same over torch or NumPy;
-    # length: None, an int, or over torch a tensor, also with one length for each row
     def _radians(self, dim: int, theta: float, length: Any, ops: Any) -> Any:
         """Return the frequencies in radians per step, one for each pair, or over torch [rows,
         pairs] if `length` has one entry per batch row.
+
+        length  None for the trained length, an int, or over torch a tensor
+        ops     the operations of formulas: `decimals.DecimalNumbers`, or the same over torch or
+                NumPy
         """
         raise TypeError(f"{type(self).__name__} must define _radians(dim, theta, length, ops)")
 
     def _magnitude(self, length: Any, ops: Any) -> Any:
-        """Return the factor on cos and sin; 1 unless a subclass has another."""
+        """Return the factor on cos and sin; 1 unless a subclass has another. The arguments are those
+        of `_radians`.
+        """
         return 1.0
 
     def _growth(self, dim: int) -> tuple[tuple[float, ...] | None, int]:

@@ -48,7 +48,7 @@ def model_path(given: str | Path) -> Path:
             return path
     except OSError:  # a name that no file may have
         return path
-    if path.suffix in (".json", ".gguf"):
+    if path.suffix in (".json", ".gguf"):  # a missing file: whoever reads it raises the error
         return path
     if not NAME.fullmatch(name):
         from ropewalk_lab.downloads import find_fetched

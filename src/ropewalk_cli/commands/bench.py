@@ -127,6 +127,7 @@ def _collect(measured: Iterable[Row], device: str, json: bool) -> list[Row]:
     from ropewalk_lab.progress import Progress
 
     results: list[Row] = []
+    # total=0: how many rows there will be is not known
     facts, progress = machine(device), Progress("bench", total=0, done=0, enabled=True)
     try:
         for row in measured:

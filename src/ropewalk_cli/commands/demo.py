@@ -146,6 +146,7 @@ def _benchmark(rounds: int) -> Table:
             f"{row['times_copy']:.2f}",
             f"{row['rms_error']:.1e}",
         )
+        # "cpu mid" is the shape that the note describes; a contender that was skipped has no pass
         for row in cpu.measure(("cpu mid",), rounds=rounds)
         if row.get("pass") == "forward"
     ]
@@ -279,7 +280,9 @@ def _extension(trained: int, losses: dict[tuple[str, int], float]) -> Verdict:
 
 
 def _run_checks(tokens: int, device: str, quiet: bool) -> SelfCheckReport:
-    """Run all self-checks, with progress on stderr, and return their report."""
+    """Run all self-checks, with progress on stderr unless `quiet`, and return their report;
+    `tokens` is the length of the sequence that is timed.
+    """
     from ropewalk_lab import selfcheck
 
     rows: list = []
@@ -395,7 +398,8 @@ def _pictures(out: Path) -> tuple[list[Path], str | None]:
         return [], "no pictures: matplotlib is missing; run: pip install 'ropewalk[lab]'"
     from ropewalk_lab import plots, selfcheck
 
-    # the clocks are the 6 pairs of a head of 12 dimensions, at four positions
+    # errors at 25 places, each the largest at 4 positions around it; the clocks are the 6 pairs of a
+    # head of 12 dimensions, at four positions
     figures = {
         "precision": plots.precision_lines(selfcheck.precision_curves(points=25, width=4)),
         "clocks": plots.clock_faces(rw.RopeSpec(12).frequencies().radians, (0, 1, 4, 64)),

@@ -112,7 +112,8 @@ def _engines(config: dict[str, Any], report: Any) -> tuple[str, ...]:
     text = config_file.text_part(config)
     served = text.get("max_position_embeddings")
     if served is not None and "max_position_embeddings" not in report.changes:
-        # the extended config keeps the trained length in max_position_embeddings
+        # the extended config keeps the trained length in max_position_embeddings, because vLLM and
+        # SGLang multiply it by the factor themselves
         served = round(served * (report.factor or 1.0))
     notes = () if served is None else length_notes(text, served)
     lines = disagreements(text, layer_types=report.specs, max_model_len=served)

@@ -123,8 +123,10 @@ def gather(checkpoint: Checkpoint, whole: bool = True) -> dict[str, Any]:
 def _layer(
     checkpoint: Checkpoint, name: str, facts: Facts | None, values: dict[str, Any], whole: bool
 ) -> dict[str, Any]:
-    """Return everything about the layers of type `name` as plain data; `values` is {setting: its
-    value and its source}.
+    """Return everything about the layers of type `name` as plain data.
+
+    values  {setting: its value and its source}
+    whole   with the numbers that take long to compute
     """
     if facts is None:
         return {"values": values, "rotates": False}
