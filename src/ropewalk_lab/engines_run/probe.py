@@ -4,6 +4,13 @@ environment: numpy only.
 A runner rotates the D unit vectors of a head at a position that is 1 on one axis and 0 on the
 others. The results are the columns of a D x D matrix. `rope_of_matrices` finds the pairs in it,
 their angles and the common magnitude.
+
+Words of this module:
+  row     what a runner is asked for: name, config, length of the sequence, max_model_len (the
+          length that the engine is started for; None: its own choice) and axes (position axes of a
+          token: 1, or 3 for M-RoPE)
+  rope    frequencies (radians per step), axis of each pair, magnitude and layout
+  layout  which dimensions form a pair: "half" i and i + d/2, "interleaved" neighbours
 """
 
 # pyright: reportMissingImports=false
@@ -56,6 +63,7 @@ def rope_of_matrices(matrices: Sequence[Any]) -> dict[str, Any] | None:
         axis = np.full(pairs, -1)  # some pair follows more than one axis
     return {
         **widest,
+        # engines compute in float32, which has 7 digits
         "radians": [float(f"{value:.7g}") for value in radians],
         "axis": axis.tolist(),
     }
@@ -111,8 +119,8 @@ def _fit(
 def serve(
     engine: str, version: Callable[[], str], measure: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
-    """Read rows (name, config, length, max_model_len, axes) from the JSON file argv[1] and write
-    what `measure` finds to argv[2].
+    """Read rows from the JSON file argv[1] and write what `measure` finds to argv[2], with the name
+    `engine` and what `version` returns.
 
     `measure` returns {"ropes": [each different rope], "layers": [for each layer the index of its
     rope, or None]}; an exception becomes {"error": its text, "where": "file:line"}.
