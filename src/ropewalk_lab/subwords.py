@@ -113,7 +113,9 @@ class Subwords:
 
 
 def _word_starts(inner: Any, texts: list[str]) -> np.ndarray:
-    """Return, for each token of a tokenizer's vocabulary, whether it begins a word."""
+    """Return, for each token of a tokenizer's vocabulary, whether it begins a word; `texts` has the
+    text of each token, by its id.
+    """
     parts = json.loads(inner.to_str())
     if parts["model"]["type"] == "WordPiece":  # ## continues a word
         return np.array([not text.startswith("##") for text in texts])
