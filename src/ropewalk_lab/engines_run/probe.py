@@ -52,6 +52,7 @@ def rope_of_matrices(matrices: Sequence[Any]) -> dict[str, Any] | None:
     if all(np.array_equal(matrix, np.eye(len(matrix))) for matrix in matrices):
         return None
     by_axis = [_read_matrix(np.asarray(matrix, dtype=np.float64)) for matrix in matrices]
+    # the matrix with the most rotated dimensions gives the magnitude and the layout
     widest = max(by_axis, key=lambda rope: rope["width"])
     pairs = len(widest["radians"])
     angles = np.zeros((len(by_axis), pairs))  # of each pair after one step on each axis
@@ -87,7 +88,7 @@ def _fit(
     matrix: np.ndarray, layouts: tuple[str, str], width: int, start: int
 ) -> dict[str, Any] | None:
     """Return the rope if the matrix rotates the `width` dimensions from `start` in these layouts,
-    else None.
+    that of the input and that of the output, else None.
 
     Angle and magnitude of each pair are read from what becomes of its first member; then the whole
     matrix is compared.

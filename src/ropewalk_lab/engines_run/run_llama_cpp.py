@@ -176,6 +176,7 @@ def _convert(folder: Path, target: Path) -> None:
 def _no_vocabulary(model: Any) -> None:
     """Write the GGUF keys of a model without a tokenizer."""
     model.gguf_writer.add_tokenizer_model("none")
+    # the converter of this family may have written the size already
     key = f"{gguf.MODEL_ARCH_NAMES[model.model_arch]}.vocab_size"
     if not any(key in shard for shard in model.gguf_writer.kv_data):
         model.gguf_writer.add_vocab_size(model.hparams["vocab_size"])

@@ -75,6 +75,7 @@ def _table(module: torch.nn.Module, length: int, named: dict[str, str]) -> dict[
     cos, sin = module(torch.zeros(1), torch.tensor([[1, length - 1]]), **named)[:2]
     cos, sin = cos[0, 0].double(), sin[0, 0].double()
     pairs = cos.shape[-1] // 2
+    # if both hold, as for a single pair, it does not matter which is chosen
     interleaved = bool(
         torch.equal(cos[0::2], cos[1::2]) and not torch.equal(cos[:pairs], cos[pairs:])
     )

@@ -228,7 +228,7 @@ class Meter:
         text = _text(name, method, window, length)
         self.ledger.add(text, **values, seconds=round(seconds, 4), memory=memory)
         near = _text(name, method, window, samples.trained)
-        # losses begin with that of token 1
+        # the losses begin with that of token 1, so a text of n tokens has n - 1
         if (
             length == samples.to > samples.trained
             and not self._stored(near)

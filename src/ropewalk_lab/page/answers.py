@@ -103,6 +103,7 @@ def _doctor(asked: Mapping[str, Any]) -> dict[str, Any]:
     source, language = _gguf(text), asked.get("language", "en")
     if source is not None:
         found = doctor(source, engine, length, language=language)
+        # a GGUF file is not rewritten: only the flags of an engine can correct it
         return _diagnosis(found) | {"before": _ropes(source, length), "after": None}
     # `doctor` gets a file, not a dict: only in a text can it find a key that is given twice, and
     # the patch is then one of that text
