@@ -112,7 +112,7 @@ class Meter:
         search  about how many candidates for LongRoPE's factors are tried before the best is
                 measured; 0: no search. The search counts as one step
         """
-        if search and self._ropes == []:
+        if search and self._ropes == []:  # None is a model whose ropes are not known
             rule = "must be 0 for a model without RoPE, which has no frequencies to search"
             raise RopeError("search", rule, search)
         missing = [self.missing(name, method) for name, method in methods.items()]

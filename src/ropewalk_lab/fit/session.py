@@ -216,6 +216,7 @@ def _decided(meter: Meter, plan: Plan, chosen: dict[str, Method], skipped: dict[
     scores = scores_of(rows, samples.trained, samples.to)
     for name in chosen:
         if name not in scores:
+            # a method that failed is in `skipped` already, with its own reason
             skipped.setdefault(name, "its loss is not finite")
     if not scores:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())

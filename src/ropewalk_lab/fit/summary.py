@@ -52,7 +52,7 @@ def table(rows: Sequence[Row], facts: dict[str, Any]) -> tuple[list[str], list[l
         for name in facts["methods"]
         if any(row["method"] == name and row["metric"] == "text" for row in rows)
     ]
-    with_ppl = any("key_count" in row for row in rows)  # the number of key tokens of LongPPL
+    with_ppl = any("key_count" in row for row in rows)  # only if LongPPL was measured
     columns = ["method", *(f"{short_length(low)}-{short_length(high)}" for low, high in bands)]
     columns += ["LongPPL"] if with_ppl else []
     columns += [
