@@ -3,6 +3,8 @@ of ranks or steps.
 
 Words of this module:
   sample       what has a number: a row of tokens, or the rows of two or three texts
+  split        the tokens of the training text, or those of the held-out text
+  window       consecutive tokens of a split, which make one sample
   index        the numbers of the samples of a batch, integer [samples]
   fingerprint  a text that identifies the samples; a run continues only with the same one
   stream       one of several independent series of random numbers of a sample, see
@@ -99,7 +101,7 @@ class Batches(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """The number of different token ids."""
+        """The number of token ids that the vocabulary has."""
         ...
 
     @property

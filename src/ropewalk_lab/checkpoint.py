@@ -227,8 +227,9 @@ def random_states(parallel: Parallel) -> dict[str, Tensor]:
 
 
 def load_random(tensors: Mapping[str, Tensor], parallel: Parallel) -> bool:
-    """Restore torch's random generators on this rank and return True; return False, and change
-    nothing, if the number of ranks or the device type is another than in the checkpoint.
+    """Restore torch's random generators on this rank from the tensors of `random_states`, and
+    return True; return False, and change nothing, if the number of ranks or the device type is
+    another than in the checkpoint.
     """
     needed = {"cpu", "cuda"} if parallel.device.type == "cuda" else {"cpu"}
     if tensors.keys() != needed or tensors["cpu"].shape[0] != parallel.world:

@@ -98,7 +98,7 @@ class Corpus:
 
     @property
     def vocab_size(self) -> int:
-        """The number of different token ids."""
+        """The number of token ids that the tokenizer has."""
         return self.facts["vocab_size"]
 
     def _split(self, name: str) -> Split:

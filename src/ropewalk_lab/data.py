@@ -1,4 +1,12 @@
-"""The data of a run: the samples to train on, and held-out parts to evaluate on."""
+"""The data of a run: the samples to train on, and held-out parts to evaluate on.
+
+Words of this module:
+  objective  what a model learns: to predict text ("causal" or "masked"), or one target for each
+             line of a file
+  triplet    a line with texts A, B and C, whose label says whether B or C is closer to A; the
+             objectives "pairs" and "triplets" have such lines
+  example    a line with one text or two and a class, for the objective "classes"
+"""
 
 from __future__ import annotations
 
@@ -22,7 +30,7 @@ from ropewalk_lab.labelled import ExampleBatches, classes_of, read_examples, spl
 from ropewalk_lab.matching import LABELS, TripletBatches, read_triplets, split_triplets
 from ropewalk_lab.objectives import OBJECTIVES
 from ropewalk_lab.settings import check_names
-from ropewalk_lab.sources import check_ends, parse_line
+from ropewalk_lab.sources import parse_line, refuse_pipe
 from ropewalk_lab.text_tasks import TASKS
 from ropewalk_lab.tokenizer import Tokenizer, open_tokenizer
 
@@ -217,6 +225,9 @@ def open_part(
 ) -> Part:
     """Return a file of labelled lines as a part to evaluate on; a line without a label has no
     target.
+
+    columns  of the texts and the label, for the objective "classes"; empty: those of GLUE
+    classes  of the training file, of which a target is an index
     """
     rows = (
         read_examples(path, columns)
@@ -248,7 +259,7 @@ def file_objective(path: str | Path) -> str:
     """Return the objective for a file by its first line that is not blank: "pairs" for an object
     with A, B and C, otherwise "classes".
     """
-    check_ends(Path(path))
+    refuse_pipe(Path(path))
     with Path(path).open("rb") as file:
         line = next((line for line in file if line.strip()), b"")
     is_object = line.decode("utf-8-sig", errors="replace").startswith("{")

@@ -3,7 +3,7 @@ length and depth.
 
 A model is any function from tokens [B, S] to logits [B, S, V]. A window is a sequence of held-out
 text. The results have one value per window, or per sample of a task, so that two models can be
-compared on each (see `scores`).
+compared on each (see `scores`). The argument `device` is by default that of the model's parameters.
 """
 
 from __future__ import annotations

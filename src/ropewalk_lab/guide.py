@@ -8,6 +8,8 @@ Words of this module:
             and `length`, by which rows are chosen. `base` is theta; `tuned` the number of
             fine-tuning steps, 0 for none; `factor` how many times longer the length becomes
   score     the values [seeds, windows] of the chosen rows; the error of its mean is the noise
+
+An argument that holds rows has the name of their study, such as `extend`, or of what it measured.
 """
 
 from __future__ import annotations

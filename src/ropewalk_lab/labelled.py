@@ -17,7 +17,7 @@ import torch
 from ropewalk.errors import RopeError
 from ropewalk_lab.batches import IGNORED, Batch
 from ropewalk_lab.corpus import held_out
-from ropewalk_lab.sources import check_ends, parse_line
+from ropewalk_lab.sources import parse_line, refuse_pipe
 from ropewalk_lab.text_rows import make_row, pad_rows, shuffled
 from ropewalk_lab.tokenizer import Bytes, Tokenizer
 
@@ -89,7 +89,7 @@ def _rows(path: Path, numbered: bool) -> Iterator[tuple[str, dict[str, str]]]:
 
     numbered  the file has no header and is tab-separated; its columns are named 1, 2, ...
     """
-    check_ends(path)
+    refuse_pipe(path)
     header: list[str] | None = None
     # lines end in \n or \r\n only; texts may contain other separators of lines
     for number, data in enumerate(re.split(rb"\r?\n", path.read_bytes()), start=1):

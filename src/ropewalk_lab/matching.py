@@ -16,7 +16,7 @@ import torch
 from ropewalk.errors import RopeError, choice
 from ropewalk_lab.batches import IGNORED, Batch
 from ropewalk_lab.corpus import held_out
-from ropewalk_lab.sources import check_ends, parse_line
+from ropewalk_lab.sources import parse_line, refuse_pipe
 from ropewalk_lab.stateless_random import bits
 from ropewalk_lab.text_rows import make_row, pad_rows, shuffled
 from ropewalk_lab.tokenizer import Bytes, Tokenizer
@@ -42,7 +42,7 @@ def read_triplets(path: str | Path, unlabelled: str | None = "B") -> list[Triple
     """
     if unlabelled is not None:
         choice("unlabelled", unlabelled, LABELS)
-    check_ends(Path(path))
+    refuse_pipe(Path(path))
     triplets = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
         if line.strip():

@@ -133,7 +133,7 @@ def load_start(
     changes     further fields of its config; another `encoding` replaces the positional weights
     """
     source = load(find_model(start), dtype=torch.float32)
-    if isinstance(source, RoFormer):
+    if isinstance(source, RoFormer):  # or BERT, a RoFormer with learned position embeddings
         changes = {"head": head, "causal": head == "causal_lm", **changes}
         if num_labels is not None:
             changes["num_labels"] = num_labels

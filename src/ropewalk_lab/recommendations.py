@@ -9,6 +9,8 @@ Words of this module:
   facts   what was run and how: study, preset, seeds, settings, data
   score   the values [seeds, windows] of the rows with given fields; lower is better
   claim   a statement about the rows, with the verdict whether it holds in them
+
+`distinct` returns values in the order of the rows, and lengths ascend there from the trained one.
 """
 
 from __future__ import annotations

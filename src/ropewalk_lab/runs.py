@@ -1,5 +1,10 @@
 """Build the model and the trainer that a preset describes, run it, and evaluate it on the held-out
-part.
+parts.
+
+Words of this module:
+  preset  all settings of a run, in the tables `model`, `data` and `train`
+  start   the folder of a checkpoint, with whose weights a training begins
+  part    held-out samples, called "valid" or "test"
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def torch_files() -> list[tuple[str, Path]]:
 
 def _python_files(prefix: str, root: Path, skipped: tuple[str, ...]) -> list[tuple[str, Path]]:
     """Return (name, path) of all .py files below `root`, sorted; folders named in `skipped` are not
-    entered.
+    entered. A name is `prefix` and the path below `root`.
     """
     paths = []
     for folder, subfolders, names in os.walk(root):
@@ -212,8 +212,10 @@ def _lines_of(name: str, path: Path, field: str) -> Iterator[Document]:
                 yield f"{name}:{number:09d}", row[field].encode()
 
 
-def check_ends(path: Path) -> None:
-    """Raise an error if the path is a pipe or a device: it may never end, and cannot be read twice."""
+def refuse_pipe(path: Path) -> None:
+    """Raise an error if the path is a pipe or a device: it may never end, and cannot be read
+    twice.
+    """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise RopeError(
             str(path),

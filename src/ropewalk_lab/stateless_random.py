@@ -51,8 +51,8 @@ def bits(seed: int, index: np.ndarray, stream: int, count: int) -> np.ndarray:
 def below(
     seed: int, index: np.ndarray, stream: int, count: int, high: int | np.ndarray
 ) -> np.ndarray:
-    """Return random int64 [len(index), count] in 0 ... high - 1, high < 2^32; `high` may be an
-    array, one for each row or for each number.
+    """Return random int64 [len(index), count] in 0 ... high - 1 for the samples with the numbers
+    `index`, high < 2^32; `high` may be an array, one for each row or for each number.
     """
     limit = np.asarray(high, dtype=np.uint64)
     limit = limit[:, None] if limit.ndim == 1 else limit

@@ -113,7 +113,9 @@ class Subwords:
 
 
 def _word_starts(inner: Any, texts: list[str]) -> np.ndarray:
-    """Return, for each token of a tokenizer's vocabulary, whether it begins a word."""
+    """Return, for each token of a tokenizer's vocabulary, whether it begins a word; `texts` has the
+    text of each token, by its id.
+    """
     parts = json.loads(inner.to_str())
     if parts["model"]["type"] == "WordPiece":  # ## continues a word
         return np.array([not text.startswith("##") for text in texts])
@@ -214,6 +216,7 @@ def _segmenter(package: Any, path: Path, normalizer: Any, vocab: dict[str, int])
     def segment(text: str) -> list[str]:
         """Return the words of a text, or the characters of a word that is not a token."""
         parts = []
+        # False: only words that jieba knows, without a model that guesses further ones
         for word in rjieba.cut(normalizer.normalize_str(text), False):
             parts += [word] if word in vocab else spaced.normalize_str(word).split()
         return parts

@@ -157,7 +157,8 @@ def recall(
     """Return (letter, digit) pairs among filler, then "?", one of the letters and, as the target,
     its digit.
 
-    `depth` is the relative position of the pair in question; None: at random.
+    pairs  the number of pairs; there are fewer if `length` has no room for them
+    depth  the relative position of the pair in question; None: at random
     """
     slots = (length - 3) // 2  # places for a pair, before the "?", the letter and the digit
     n = min(integer("pairs", pairs, low=1, high=len(LETTERS)), slots)

@@ -66,8 +66,8 @@ def _fact_in_filler(
     question: np.ndarray,
     depth: float | None,
 ) -> Sample:
-    """Return filler that contains the facts, the first of them at `depth`, and ends with the
-    question and its answer; raise an error if `length` is too small for them.
+    """Return filler that contains the facts, the first of them at `depth`, and ends with
+    `question`, whose last KEY_DIGITS bytes are the answer; raise an error if `length` is too small.
     """
     size, batch = facts[0].shape[1], len(index)  # all facts have the same number of bytes
     tokens = np.resize(np.frombuffer(GRASS, dtype=np.uint8), (1, length)).repeat(batch, 0)

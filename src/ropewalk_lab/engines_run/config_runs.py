@@ -3,7 +3,8 @@
 Words of this module:
   engine   a name of SCRIPTS, such as "vllm"
   row      what a runner, the script of an engine, is asked for: name, config, length,
-           max_model_len, axes
+           max_model_len (the length that the engine is started for, or None) and axes (position
+           axes of a token: 1, or 3 for M-RoPE)
   result   its answer to a row: "ropes" has each different rope once, "layers" for each layer the
            index of its rope or None; or an "error"
   control  the result for the same model without a rope

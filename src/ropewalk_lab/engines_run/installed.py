@@ -56,7 +56,9 @@ def run(
 ) -> Mapping[str, Any]:
     """Return what an installed engine computes for the rows: {"engine", "version", "results"}.
 
-    rows     objects with the keys name, config, length, max_model_len and axes
+    rows     what is asked for: each has a name, a config, the length of its sequence in tokens,
+             max_model_len (the length that the engine is started for; None: its own choice) and
+             axes (position axes of a token: 1, or 3 for M-RoPE)
     timeout  how many seconds the engine's script may run
     """
     with tempfile.TemporaryDirectory() as folder:

@@ -197,6 +197,7 @@ def cells(
             that it refuses and for one without any
     """
     for result in output["results"]:
+        # the id does not depend on the config
         row = by_id.get(
             ServedConfig(result["name"], {}, result["length"], result["max_model_len"]).id
         )
@@ -218,8 +219,11 @@ def cells(
 def verdict_rows(
     output: Mapping[str, Any], by_id: Mapping[str, ServedConfig], date: str
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each served config and layer type: what the engine did, compared with the
-    spec of `from_hf`.
+    """Yield a dict for each row in the runner's `output` and each layer type: what the engine did,
+    compared with the spec of `from_hf`.
+
+    by_id  the rows by their id; results of other rows are left out
+    date   of the run, which the dicts repeat
     """
     runner_name: str = output["engine"]
     engine = TITLES[KEYS.get(runner_name, runner_name)]

@@ -4,6 +4,13 @@ environment: numpy only.
 A runner rotates the D unit vectors of a head at a position that is 1 on one axis and 0 on the
 others. The results are the columns of a D x D matrix. `rope_of_matrices` finds the pairs in it,
 their angles and the common magnitude.
+
+Words of this module:
+  row     what a runner is asked for: name, config, length of the sequence, max_model_len (the
+          length that the engine is started for; None: its own choice) and axes (position axes of a
+          token: 1, or 3 for M-RoPE)
+  rope    frequencies (radians per step), axis of each pair, magnitude and layout
+  layout  which dimensions form a pair: "half" i and i + d/2, "interleaved" neighbours
 """
 
 # pyright: reportMissingImports=false
@@ -45,6 +52,7 @@ def rope_of_matrices(matrices: Sequence[Any]) -> dict[str, Any] | None:
     if all(np.array_equal(matrix, np.eye(len(matrix))) for matrix in matrices):
         return None
     by_axis = [_read_matrix(np.asarray(matrix, dtype=np.float64)) for matrix in matrices]
+    # the matrix with the most rotated dimensions gives the magnitude and the layout
     widest = max(by_axis, key=lambda rope: rope["width"])
     pairs = len(widest["radians"])
     angles = np.zeros((len(by_axis), pairs))  # of each pair after one step on each axis
@@ -56,6 +64,7 @@ def rope_of_matrices(matrices: Sequence[Any]) -> dict[str, Any] | None:
         axis = np.full(pairs, -1)  # some pair follows more than one axis
     return {
         **widest,
+        # engines compute in float32, which has 7 digits
         "radians": [float(f"{value:.7g}") for value in radians],
         "axis": axis.tolist(),
     }
@@ -79,7 +88,7 @@ def _fit(
     matrix: np.ndarray, layouts: tuple[str, str], width: int, start: int
 ) -> dict[str, Any] | None:
     """Return the rope if the matrix rotates the `width` dimensions from `start` in these layouts,
-    else None.
+    that of the input and that of the output, else None.
 
     Angle and magnitude of each pair are read from what becomes of its first member; then the whole
     matrix is compared.
@@ -111,8 +120,8 @@ def _fit(
 def serve(
     engine: str, version: Callable[[], str], measure: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
-    """Read rows (name, config, length, max_model_len, axes) from the JSON file argv[1] and write
-    what `measure` finds to argv[2].
+    """Read rows from the JSON file argv[1] and write what `measure` finds to argv[2], with the name
+    `engine` and what `version` returns.
 
     `measure` returns {"ropes": [each different rope], "layers": [for each layer the index of its
     rope, or None]}; an exception becomes {"error": its text, "where": "file:line"}.

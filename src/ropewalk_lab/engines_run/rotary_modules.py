@@ -48,6 +48,7 @@ def layers_of(
         return passed
     ropes: dict[int, dict[str, Any] | None] = {}  # by layer
     layers = set()
+    # duplicates too: one rotary module may belong to several layers
     for name, module in model.named_modules(remove_duplicate=False):
         number = LAYER.search(name + ".")  # the layer itself, such as "layers.3", is one too
         if number is None or "vis" in name:  # outside the layers, or in an image tower

@@ -6,6 +6,9 @@ every ROPE node.
 
 Before a ROPE node is computed its input is overwritten with unit vectors and its position with 1,
 so that what comes out are the cos and sin of one step, times the magnitude.
+
+A row is a config with its `length` in tokens, `max_model_len` (the length that the engine is
+started for; None: its own choice) and `axes` (position axes of a token: 1, or 3 for M-RoPE).
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -132,6 +135,7 @@ def _pair_members(node: llama.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """
     # where ggml keeps the number of dimensions, the mode and the first dimension
     width, mode, start = (node.op_params[index] for index in (1, 2, 15))
+    # both modes pair the first half of the dimensions with the second
     return probe.members("half" if mode & (NEOX | MROPE) else "interleaved", width, start)
 
 
@@ -172,6 +176,7 @@ def _convert(folder: Path, target: Path) -> None:
 def _no_vocabulary(model: Any) -> None:
     """Write the GGUF keys of a model without a tokenizer."""
     model.gguf_writer.add_tokenizer_model("none")
+    # the converter of this family may have written the size already
     key = f"{gguf.MODEL_ARCH_NAMES[model.model_arch]}.vocab_size"
     if not any(key in shard for shard in model.gguf_writer.kv_data):
         model.gguf_writer.add_vocab_size(model.hparams["vocab_size"])
@@ -232,10 +237,11 @@ def _rope(by_axis: dict[int, tuple[Any, ...]]) -> dict[str, Any]:
     angles = np.array([recorded[0] for recorded in by_axis.values()])  # [axes, pairs]
     _, magnitudes, mode, width, start = by_axis[0]  # the same on every axis
     axis = np.abs(angles).argmax(axis=0)
+    # both modes pair the first half of the dimensions with the second
     layout = "half" if mode & (NEOX | MROPE) else "interleaved"
     radians = angles[axis, np.arange(len(axis))]
     return {
-        "radians": [float(f"{value:.7g}") for value in radians],
+        "radians": [float(f"{value:.7g}") for value in radians],  # float32 has 7 digits
         "magnitude": round(float(np.median(magnitudes)), 6),
         "layout": layout,
         "layout_out": layout,

@@ -56,6 +56,7 @@ def _rope_of(layer: nn.Module, config: dict[str, Any]) -> tuple[Any, int]:
                     and config["model_type"] == "cohere2"
                 )
                 used = not unused and getattr(module, "use_rope", True)
+                # latent attention rotates only vectors of this size
                 size = config.get("text_config", config).get("qk_rope_head_dim")
                 return (rope if used else None), size or _head_dim(module)
     return None, 0

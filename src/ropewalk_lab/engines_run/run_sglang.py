@@ -5,6 +5,9 @@ every layer.
 
 Its server is not started. Its model classes and rotary modules are built here as its loader builds
 them; packages that only its kernels need are replaced by empty modules, and nothing attends.
+
+A row is a config with its `length` in tokens, `max_model_len` (the length that the engine is
+started for; None: its own choice) and `axes` (position axes of a token: 1, or 3 for M-RoPE).
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false

@@ -5,6 +5,9 @@ module of every layer.
 
 Models that vLLM has no code of its own for run in it as transformers' code; their tables are read
 from transformers' module.
+
+A row is a config with its `length` in tokens, `max_model_len` (the length that the engine is
+started for; None: its own choice) and `axes` (position axes of a token: 1, or 3 for M-RoPE).
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false

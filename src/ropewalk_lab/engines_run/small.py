@@ -57,7 +57,8 @@ def small_config(config: Mapping[str, Any]) -> dict[str, Any]:
     `config`.
     """
     text = config_file.text_part(config)
-    # a config with a text part inside: each of its parts is made small
+    # a config with a text part inside: each of its parts is made small, except those that are no
+    # config of a model, such as a rope
     if text is not config and text != config:
         names = [name for name, part in config.items() if isinstance(part, Mapping)]
         return {
@@ -68,7 +69,7 @@ def small_config(config: Mapping[str, Any]) -> dict[str, Any]:
     small |= {key: min(small[key], size) for key, size in SIZES.items() if small.get(key)}
     hidden, heads = small.get("hidden_size"), small.get("num_attention_heads")
     if hidden and heads:
-        # two heads of the same size
+        # two heads, each as large as those of the config; a single key head stays single
         small |= {"hidden_size": hidden // heads * 2, "num_attention_heads": 2}
         if small.get("num_key_value_heads"):
             small["num_key_value_heads"] = 2 if small["num_key_value_heads"] > 1 else 1
@@ -82,6 +83,7 @@ def small_config(config: Mapping[str, Any]) -> dict[str, Any]:
         small["num_hidden_layers"] = min(small["num_hidden_layers"], layers)
     if isinstance(small.get("no_rope_layers"), list):
         small["no_rope_layers"] = small["no_rope_layers"][: small.get("num_hidden_layers")]
+    # the small vocabulary may not have these tokens
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if key in small:
             small[key] = 0

@@ -40,7 +40,7 @@ class _Module(types.ModuleType):
     """A module that has every attribute: each is a class from `make`."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__"):  # Python asks for these to learn what a module has
             raise AttributeError(name)
         return make(name)
 

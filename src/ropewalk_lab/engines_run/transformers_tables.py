@@ -70,14 +70,18 @@ def _table(module: torch.nn.Module, length: int, named: dict[str, str]) -> dict[
     The angles at position 1 are the frequencies. Each pair has two equal entries: neighbours, or
     half of the row apart.
     """
+    # the zeros give the module a dtype and a device; the position length - 1 makes a scaling that
+    # depends on the length see `length` tokens
     cos, sin = module(torch.zeros(1), torch.tensor([[1, length - 1]]), **named)[:2]
     cos, sin = cos[0, 0].double(), sin[0, 0].double()
     pairs = cos.shape[-1] // 2
+    # if both hold, as for a single pair, it does not matter which is chosen
     interleaved = bool(
         torch.equal(cos[0::2], cos[1::2]) and not torch.equal(cos[:pairs], cos[pairs:])
     )
     one_of_each_pair = slice(0, None, 2) if interleaved else slice(0, pairs)
     return {
+        # float32 has 7 digits
         "radians": [
             float(f"{value:.7g}") for value in torch.atan2(sin, cos)[one_of_each_pair].tolist()
         ],

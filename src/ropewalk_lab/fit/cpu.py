@@ -30,11 +30,13 @@ def native_attention_forward(
     of transformers, which calls it with query, key and value [B, H, S, D].
 
     Ropewalk's CPU library computes causal attention of two or more queries without a mask, dropout
-    or changed scores (OTHER_SCORES), if it supports the tensors; torch computes all else.
+    or an option that changes scores (OTHER_SCORES), if it supports the tensors; torch computes all
+    else.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    # an `is_causal` of the call replaces that of the module, as in transformers
+    # as transformers decides for "sdpa": an `is_causal` of the call replaces that of the module,
+    # and a single query, which sees all keys, is not causal
     causal = options.get("is_causal")
     plain = (
         (getattr(module, "is_causal", True) if causal is None else causal)

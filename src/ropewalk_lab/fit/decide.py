@@ -3,7 +3,9 @@ a method that no config can express is recommended for a material gain only.
 
 Words of this module:
   row       one measurement, with its method, its metric ("text" or "passkey"), its length in tokens
-            and the results
+            and the results: "loss", the mean, and "bands", the mean of each band of positions, of
+            which the last ends at the length `to`; or "found", 1 if the model found the pass key
+  window    a piece of the text, which every method reads at the lengths `trained` and `to`
   measure   what methods are judged by, a key of MEASURES; lower is better in each
   score     the values of a method in one measure, one for each window or pass key
   noise     a difference that chance explains: at most two standard errors
@@ -222,6 +224,7 @@ def decide(scores: Mapping[str, Scores], in_config: Sequence[str]) -> Decision:
     some measure and materially worse in none. If none of them was measured, the best of all is.
     """
     served = {name: scores[name] for name in scores if name in (NONE, *in_config)}
+    # of equal methods, one that engines serve counts as the best
     best = choose(scores, list(served))
     if not served or best.method in served:
         return Decision(best, best, best)

@@ -82,7 +82,7 @@ def only_writer(path: Path | None) -> Iterator[None]:
     with path.open("a", encoding="utf-8") as file:
         try:
             _lock(file)
-        except (BlockingIOError, PermissionError):
+        except (BlockingIOError, PermissionError):  # the latter on Windows
             rule = (
                 "must be a folder in which no other fit runs; wait until it has ended, or give "
                 "another folder"

@@ -7,6 +7,7 @@ Words of this module:
             `_search` returns
   key       of "pass key", a number to be found in a text; a "key token" is one that needs a long
             context, and is not about pass keys
+  name      that of a method, under which its rows are stored
   variant   a digest of a method's options
 """
 
@@ -111,12 +112,13 @@ class Meter:
         search  about how many candidates for LongRoPE's factors are tried before the best is
                 measured; 0: no search. The search counts as one step
         """
-        if search and self._ropes == []:
+        if search and self._ropes == []:  # None is a model whose ropes are not known
             rule = "must be 0 for a model without RoPE, which has no frequencies to search"
             raise RopeError("search", rule, search)
         missing = [self.missing(name, method) for name, method in methods.items()]
         count = sum(map(len, missing)) + bool(search)
         if search:
+            # the search will give new factors, so no row of longrope with them is stored yet
             count += len(self.missing(LONGROPE, Method(LONGROPE)))
         if self.long_ppl:
             # finding the key tokens of a window is a step too, once for each window that must be
@@ -226,7 +228,7 @@ class Meter:
         text = _text(name, method, window, length)
         self.ledger.add(text, **values, seconds=round(seconds, 4), memory=memory)
         near = _text(name, method, window, samples.trained)
-        # losses begin with that of token 1
+        # the losses begin with that of token 1, so a text of n tokens has n - 1
         if (
             length == samples.to > samples.trained
             and not self._stored(near)
@@ -255,7 +257,9 @@ class Meter:
             self.ledger.add(_passkey(name, method, length, depth), found=int(is_found))
 
     def _key_tokens(self, window: int) -> KeyTokens:
-        """Return the key tokens of a window, which the unextended model finds once."""
+        """Return the key tokens of a window. The first call finds them with the model, which must
+        not be extended then.
+        """
         if window not in self._keys:
             self._step(f"key tokens of window {window + 1}")
             self._keys[window] = key_tokens(

@@ -1,5 +1,11 @@
 """The methods that `fit` measures: every scaling and remapping that `extend` offers, longrope only
 with searched factors, and the entries of METHODS.
+
+Words of this module:
+  scaling    a change of a rope's frequencies, such as yarn
+  remapping  a change of the distances by which attention scores queries and keys, such as rerope
+  trained    the trained length in tokens
+  factor     how many times longer than that the texts to be read are
 """
 
 from __future__ import annotations
@@ -121,6 +127,7 @@ def extended(model: nn.Module, method: Method, factor: float, trained: int) -> I
     """
     if method.kind is None:
         yield
+    # `extend` has only remappings for a Decoder
     elif isinstance(model, Decoder) and method.kind not in REMAPPINGS:
         with _decoder_extended(model, method, factor, trained):
             yield

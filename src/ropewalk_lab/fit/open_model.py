@@ -148,7 +148,7 @@ def _from_folder(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
 @contextmanager
 def _refused(path: Path, rule: str) -> Iterator[None]:
     """Context manager: any error inside, such as one of the many types of transformers, becomes a
-    RopeError that quotes its first 200 characters.
+    RopeError that quotes its first 200 characters; `rule` says what the path must be.
     """
     try:
         yield

@@ -88,9 +88,12 @@ def _passkey(
     around: Callable[[int], tuple[list[int], list[int]]],
     least: int = 0,
 ) -> PassKey:
-    """Return the prompt of a pass key of at most `length` tokens; `around` is called with the
-    number of tokens left for filler, and returns those before and after the statement. Raise an
-    error if fewer than `least` are left.
+    """Return the prompt of a pass key of at most `length` tokens. Raise an error if fewer than
+    `least` are left for the other text.
+
+    statement  the text that states the key, with {key} in its place
+    around     a function that is called with the number of tokens left, and returns those before
+               and those after the statement
     """
     number("depth", depth, low=0, high=1)
     key = str(random.Random(f"{seed} {length} {depth}").randint(10_000, 99_999))

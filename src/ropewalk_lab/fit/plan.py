@@ -1,5 +1,12 @@
 """The plan of a fit: the windows of text and the pass keys that every method reads, and what
 identifies the measurement.
+
+Words of this module:
+  to        the length to read, in tokens
+  window    a piece of the text of `to` tokens
+  pass key  a number that is stated once in a long text, at a depth from 0 (start) to 1 (end), and
+            asked for at its end
+  search    that for LongRoPE's factors, with the loss of one window
 """
 
 from __future__ import annotations
@@ -73,6 +80,7 @@ class FitSize:
     passkeys  the number of pass keys for each length, at depths from 0 to 1
     search    about how many candidates the search for LongRoPE's factors tries; 0: no search
     long_ppl  whether the key tokens of LongPPL are looked for
+    seed      of the pass keys and of the search
     """
 
     windows: int
@@ -105,11 +113,15 @@ class Plan:
 
 
 def make_plan(subject: Subject, to: int, text: Any, size: FitSize) -> Plan:
-    """Return the plan of a fit: samples from the texts for a context of `to` tokens."""
+    """Return the plan of a fit: samples from the texts for a context of `to` tokens.
+
+    text  files or folders, or a tensor of tokens; None: Python's documentation
+    """
     to = integer("to", to, low=subject.trained + 1)
     tokens = _tokens(text, subject.encode)
     samples = make_samples(tokens, subject.encode, subject.trained, to, size)
     first = _first_passkey(samples)
+    # tokens of another tokenizer may lie outside the model's vocabulary
     for each in tokens if first is None else (*tokens, first):
         _check_tokens(each, subject.model)
     weight = next(subject.model.parameters())

@@ -1,6 +1,13 @@
 """`fit`: measure ways to read longer texts with a model, train nothing, and recommend one.
 
 A fit has these steps: open the model, plan the samples, measure each method, decide, write.
+
+Words of this module:
+  method   a way to read longer texts: a scaling or remapping of `extend`, or NONE, the unchanged
+           model
+  row      one measurement of a method, on a window of text or on a pass key
+  facts    what identifies a fit: the model, the text, the lengths, the seed, and more
+  config   that of a transformers model, with which an engine serves it
 """
 
 from __future__ import annotations
@@ -209,6 +216,7 @@ def _decided(meter: Meter, plan: Plan, chosen: dict[str, Method], skipped: dict[
     scores = scores_of(rows, samples.trained, samples.to)
     for name in chosen:
         if name not in scores:
+            # a method that failed is in `skipped` already, with its own reason
             skipped.setdefault(name, "its loss is not finite")
     if not scores:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())

@@ -3,7 +3,10 @@
 Words of this module:
   row       one measurement, with its "method", its "metric" ("text" or "passkey"), its "length" in
             tokens and the results: "loss", the mean, and "bands", the mean of each band of positions;
-            or "found", 1 if the model found the pass key
+            or "found", 1 if the model found the pass key. Rows of texts of the length `to` have
+            "seconds" and "memory" (the peak on the GPU, in bytes) too, and, if LongPPL was
+            measured, "key_sum" and "key_count": the summed loss of the tokens that it counts, and
+            their number
   facts     what identifies the fit: the model, the lengths `trained` and `to` in tokens, the bands,
             the number of windows and of pass keys, and more
   skipped   {method: why it was not measured}
@@ -49,7 +52,7 @@ def table(rows: Sequence[Row], facts: dict[str, Any]) -> tuple[list[str], list[l
         for name in facts["methods"]
         if any(row["method"] == name and row["metric"] == "text" for row in rows)
     ]
-    with_ppl = any("key_count" in row for row in rows)  # the number of key tokens of LongPPL
+    with_ppl = any("key_count" in row for row in rows)  # only if LongPPL was measured
     columns = ["method", *(f"{short_length(low)}-{short_length(high)}" for low, high in bands)]
     columns += ["LongPPL"] if with_ppl else []
     columns += [
@@ -67,7 +70,7 @@ def table(rows: Sequence[Row], facts: dict[str, Any]) -> tuple[list[str], list[l
 
 def _cells(name: str, rows: Sequence[Row], facts: dict[str, Any], with_ppl: bool) -> list[str]:
     """Return the cells of one method, from its rows, under the columns of `table`; "-" where
-    nothing was measured.
+    nothing was measured. `with_ppl` says whether there is a column for LongPPL.
     """
     trained = facts["trained"]
     far = [row for row in rows if row["metric"] == "text" and row["length"] == facts["to"]]

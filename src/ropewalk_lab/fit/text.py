@@ -75,6 +75,7 @@ def bands_of(trained: int, to: int) -> list[Band]:
     ends = [0, max(1, trained // 2), trained]
     while ends[-1] < to:
         ends.append(min(2 * ends[-1], to))
+    # a trained length of 1 token has no second half
     return [(low, high) for low, high in pairwise(ends) if low < high]
 
 

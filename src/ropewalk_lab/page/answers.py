@@ -79,7 +79,9 @@ def _text(asked: Mapping[str, Any]) -> str:
 
 
 def _gguf(text: str) -> InMemory | None:
-    """Return the metadata of a GGUF file if the text holds one under GGUF, else None."""
+    """Return the metadata and the small tensors of a GGUF file if the text is a JSON object that
+    holds them under GGUF and TENSORS, else None.
+    """
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):  # `doctor` reports it
@@ -101,6 +103,7 @@ def _doctor(asked: Mapping[str, Any]) -> dict[str, Any]:
     source, language = _gguf(text), asked.get("language", "en")
     if source is not None:
         found = doctor(source, engine, length, language=language)
+        # a GGUF file is not rewritten: only the flags of an engine can correct it
         return _diagnosis(found) | {"before": _ropes(source, length), "after": None}
     # `doctor` gets a file, not a dict: only in a text can it find a key that is given twice, and
     # the patch is then one of that text
@@ -134,6 +137,12 @@ def as_text(config: Mapping[str, Any]) -> str:
 def _ropes(config: Any, length: int | None) -> list[dict[str, Any]] | None:
     """Return the rope of each layer type that rotates, with its frequencies (`radians`; `plain`
     without the scaling) in radians per token; None if the config cannot be read.
+
+    config  a dict, a path, or the metadata of a GGUF file
+    length  the length to serve, in tokens; None: that of the config
+
+    `trained`, `served` and `window` (of sliding attention, or None) are lengths in tokens;
+    `new_angles` is the number of pairs that reach angles that did not occur in training.
     """
     try:
         layers = read_checkpoint(config, served=length).layers
@@ -204,11 +213,12 @@ def _rope(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cost(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the errors of cos and sin up to positions that are powers of 2, and the bytes of each
-    form of the tables.
+    """Return the largest error of cos and sin at each power of 2 and the position before it, and
+    the bytes that the tables take in each form.
     """
     spec, served = _spec(asked)
     positions = [1 << bits for bits in range(6, 25)]
+    # 2 positions: bfloat16 holds a power of 2 exactly, and, above 256, not the position before it
     curves = error_curves(spec, positions, COST_METHODS, length=served, width=2)
     return {"positions": positions, "errors": curves, "memory": memory(spec, served)}
 
@@ -233,8 +243,9 @@ _ANSWERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 def known_models() -> dict[str, str]:
     """Return {name: text of its config.json} of well-known models as published, with the keys that
-    a rope depends on; models whose lists of factors are not in the table are left out.
+    a rope depends on, without models whose row lacks a part of the scaling.
     """
+    # "left_out" names the keys that the scaling of a row lacks, such as LongRoPE's lists of factors
     whole = [row for row in models() if "left_out" not in row.get("scaling", {})]
     return {row["name"]: as_text(_published(row)) for row in whole}
 

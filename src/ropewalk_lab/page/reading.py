@@ -3,6 +3,12 @@ the text, and what it writes next.
 
 A model is loaded once and kept; so are the latest readings. One reading has at most MAX_TOKENS
 tokens.
+
+Words of this module:
+  reading   how a model read one text, once
+  pass key  five digits that a text states once (the statement) and asks for at its end (the
+            question, which the digits follow)
+  map       the attention of one head, with blocks of tokens as rows (queries) and columns (keys)
 """
 
 from __future__ import annotations
@@ -270,7 +276,8 @@ def _read(model: LoadedModel, request: ReadingRequest, report: Report) -> Readin
         written = _write(model, text.tokens[: -text.answer], positions[: -text.answer], done)
     losses = F.cross_entropy(output.logits[0, :-1].float(), tokens[0, 1:], reduction="none")
     stacked = np.stack([maps[layer] for layer in range(model.layers)])
-    # the row or column of the maps that a token is pooled into
+    # the row or column of the maps that a token is pooled into; here the last token of the
+    # statement and the first of the question
     block = lambda place: place * stacked.shape[-1] // len(text.tokens)  # noqa: E731 - one line
     places = block(max(text.stated - 1, 0)), block(text.asked)
     return Reading(positions.numpy(), losses.numpy(), stacked, text.answer, *places, written)

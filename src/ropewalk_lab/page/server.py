@@ -191,7 +191,7 @@ class _Headers:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request of ASGI: `scope` describes it, `receive` and `send` pass its messages."""
-        if scope["type"] != "http":
+        if scope["type"] != "http":  # such as the start of the server
             await self.app(scope, receive, send)
             return
 
@@ -231,7 +231,7 @@ def _json(value: Any) -> Any:
 
 async def _body(request: Any) -> str | None:
     """Return the body of a request as text; None if it is too long, not UTF-8, or not declared as
-    JSON, which an HTML form cannot do.
+    JSON. The form of another site's page cannot declare that.
     """
     if request.headers.get("content-type", "").split(";")[0] != "application/json":
         return None
