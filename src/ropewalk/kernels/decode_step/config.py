@@ -88,6 +88,7 @@ class ProductTile:
         if self.shared_bytes(element_size) <= shared_bytes:
             return self
         stage = self.shared_bytes(element_size) // self.stages
+        # a matrix instruction adds up 16 terms of 16 bits, so a tile has at least this depth
         if shared_bytes // stage < FEWEST_STAGES and self.depth > 16:
             return replace(self, depth=self.depth // 2).fitted(element_size, shared_bytes)
         return replace(self, stages=max(1, shared_bytes // stage))

@@ -4,6 +4,7 @@ cache in one launch.
 Words of this module:
   call   a checked `NormRotationCall`, with one token axis: its q [T, Hq, D] and k have the shapes
          of the product but no values; call.norm is the norm of the heads of q and k
+  heads  (Hq, Hk), the numbers of heads of q and of k; v has as many as k
   shape  the sizes of the token axes of x
   rows   x with one token axis, [T, K]
 """

@@ -62,12 +62,15 @@ class AngleSource:
 
     @property
     def differs_by_row(self) -> bool:
-        """Whether phase steps or magnitudes differ between batch rows."""
+        """Whether phase steps or magnitudes differ between batch rows. If so, a program cannot
+        rotate several batch rows, because it loads these for one row alone. Rows of cos and sin may
+        differ: they are loaded for each token.
+        """
         return self.magnitude_stride > 0 or (self.mode != "rows" and self.angle_strides[0] > 0)
 
     def values(self, merged: bool, **others: Any) -> dict[str, Any]:
-        """Return the kernel's arguments by name, and `others`; if `merged`, batch rows of one token
-        each are treated as the tokens of one batch row.
+        """Return the kernel's arguments for the angles by name, with those of `others` added; if
+        `merged`, batch rows of one token each are treated as the tokens of one batch row.
         """
         axis, batch, token = self.position_strides
         angle_batch, angle_token, angle_pair = self.angle_strides
@@ -83,6 +86,7 @@ class AngleSource:
             "angle_token": angle_token,
             "angle_pair": angle_pair,
             "magnitude_batch": self.magnitude_stride,
+            # the magnitude of q; that of k is a tensor if this one is
             "MAGNITUDE_LOADED": isinstance(self.tensors[2], Tensor),
             "growth": self.growth,
             "GROWTH": self.growth_sign,
