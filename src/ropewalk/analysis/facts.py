@@ -1,6 +1,8 @@
 """Facts: what follows from one spec, its trained length and its served length.
 
 Words of this module:
+  trained     the length of the texts in training, in tokens; `served` is that of the longest text
+              in use
   distance    from a query to a key, in tokens
   turn        a full revolution of a pair of dims; a pair that completed one in training has seen
               all angles
