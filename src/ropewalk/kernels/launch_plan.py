@@ -114,7 +114,7 @@ class LaunchPlan:
             return
         if launcher.global_scratch_size or launcher.profile_scratch_size:
             # this kernel needs scratch memory at every launch, which Triton's Python launcher
-            # allocates; it adds the flags and the scratch memory itself
+            # allocates; that launcher passes the flags and the scratch memory itself
             self.launcher_arguments = (compiled.function, compiled.packed_metadata, *no_hooks)
             self.launcher = launcher
             return

@@ -53,7 +53,9 @@ class AngleSource:
     pointers: tuple[int | float | None, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Set `pointers`."""
+        """Set `pointers`, which are `tensors` with every tensor replaced by its data pointer; a
+        field of a frozen dataclass can be set only so.
+        """
         object.__setattr__(
             self,
             "pointers",

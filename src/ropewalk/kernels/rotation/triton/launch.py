@@ -3,7 +3,7 @@ then reused.
 
 xs is (q,) or (q, k), and outs are the tensors for their results, which may be xs themselves;
 `pointers` are the data pointers of both, which a runner need not use. A request says what one call
-rotates, and by which angles. `plan.source` are the kernel arguments of the angles, None if they
+rotates, and by which angles. `plan.source` holds the kernel arguments of the angles, None if they
 change from call to call; a phase is an angle as an integer, in units of 2^-64 turns.
 """
 

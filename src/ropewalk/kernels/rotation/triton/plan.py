@@ -158,8 +158,8 @@ class RotationPlan(LaunchPlan):
         positions, offset = (
             (request.positions, request.offset) if isinstance(request, Request) else (None, 0)
         )
-        # `start` takes pointers, and `launch`, which compiles, tensors. A single tensor has no k and
-        # no k_out: null pointers, or None
+        # `start` takes pointers; `launch`, which compiles, takes tensors. A single tensor has no k
+        # and no k_out: null pointers, or None
         if self.can_start:
             q, k, q_out, k_out = pointers if len(xs) > 1 else (pointers[0], 0, pointers[1], 0)
             position_pointer = 0 if positions is None else positions.data_ptr()
