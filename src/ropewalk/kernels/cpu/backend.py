@@ -194,7 +194,8 @@ def _run_from_levels(
     shapes  the packed sizes and strides of xs and outs, by `shape_words`
     """
     positions, seq = request.positions, xs[0].shape[request.seq_dim]
-    # the strategy "two-level" keeps no rows
+    # for many consecutive tokens, cached rows are faster than the two-level table; the strategy
+    # "two-level" keeps none
     if positions is None and seq >= CACHED_ROWS_FROM and request.tables == "auto":
         rows = cached_rows(request.spec, request.magnitude_power, request.key, request.offset, seq)
         if rows is not None:

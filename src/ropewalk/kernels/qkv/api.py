@@ -139,6 +139,7 @@ def _one_launch(
     """
     from ropewalk.kernels.qkv import launch
 
+    # `_why_not` refuses a call without a cache, and `checked_call` a cache without slots
     assert call.cache is not None
     assert call.slots is not None
     q_heads, k_heads, head_dim = call.q.shape[1], call.k.shape[1], call.spec.head_dim
