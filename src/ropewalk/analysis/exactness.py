@@ -156,7 +156,8 @@ def error_curves(
     all pairs at the `width` consecutive positions that end at p, or at 0 ... p if these are fewer.
 
     The error varies from position to position, so a curve shows the largest of several neighbours.
-    The reference uses the spec's own frequencies; magnitudes are left out.
+    The reference uses the spec's own frequencies at the sequence length `length`; magnitudes are
+    left out.
     """
     require_one_series(spec)
     ends = _integers(positions, low=0)

@@ -141,7 +141,7 @@ class Facts:
 
     @cached_property
     def first_negative(self) -> int | None:
-        """The first distance at which the cosine sum is negative, or None; distances up to 131,072
-        are searched.
+        """The first distance at which the cosine sum is negative, or None; distances up to the
+        served one are searched, but at most 131,072.
         """
         return ladder.first_negative(self.radians, min(self.served_distance, _MAX_SEARCHED))
