@@ -18,7 +18,7 @@ LARGE_TABLE = 64 << 20
 
 @dataclass(frozen=True)
 class Check:
-    """One check: `applies` decides whether the advice is given.
+    """One check: `applies` decides whether the advice is given; `figure` names the figure.
 
     `advice` and `because` are format strings over the Facts, named `f`, and the values that
     `numbers` returns.
@@ -226,7 +226,9 @@ def advise(facts: Facts) -> list[Advice]:
 
 @dataclass(frozen=True)
 class Use:
-    """Which variant to choose for a use, why, and which figure shows it."""
+    """What to choose for a use, such as "short text"; why; and the name of the figure that shows
+    it.
+    """
 
     use: str
     choose: str

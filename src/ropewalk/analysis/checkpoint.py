@@ -1,4 +1,8 @@
-"""Read a checkpoint's config: each layer type's spec, its trained length and its served length."""
+"""Read a checkpoint's config: each layer type's spec, its trained length and its served length.
+
+The trained length is that of the texts seen in training, the served length that of the longest text
+to serve, both in tokens. `Sourced` is a length with a text that says where it came from.
+"""
 
 from __future__ import annotations
 

@@ -153,10 +153,11 @@ def error_curves(
     width: int = 5,
 ) -> dict[str, list[float]]:
     """Return, by method, a value for each p of `positions`: the largest error of cos and sin over
-    all pairs at the `width` consecutive positions that end at p, none below 0.
+    all pairs at the `width` consecutive positions that end at p, or at 0 ... p if these are fewer.
 
     The error varies from position to position, so a curve shows the largest of several neighbours.
-    The reference uses the spec's own frequencies; magnitudes are left out.
+    The reference uses the spec's own frequencies at the sequence length `length`; magnitudes are
+    left out.
     """
     require_one_series(spec)
     ends = _integers(positions, low=0)

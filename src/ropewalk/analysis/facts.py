@@ -1,6 +1,8 @@
 """Facts: what follows from one spec, its trained length and its served length.
 
 Words of this module:
+  trained     the length of the texts in training, in tokens; `served` is that of the longest text
+              in use
   distance    from a query to a key, in tokens
   turn        a full revolution of a pair of dims; a pair that completed one in training has seen
               all angles
@@ -139,7 +141,7 @@ class Facts:
 
     @cached_property
     def first_negative(self) -> int | None:
-        """The first distance at which the cosine sum is negative, or None; distances up to 131,072
-        are searched.
+        """The first distance at which the cosine sum is negative, or None; distances up to the
+        served one are searched, but at most 131,072.
         """
         return ladder.first_negative(self.radians, min(self.served_distance, _MAX_SEARCHED))

@@ -127,7 +127,8 @@ class Aliasing:
 
 def aliasing(radians: Numbers, length: float) -> Aliasing:
     """Return the shortest and longest wavelength, and how many pairs complete a turn within
-    `length` positions; pairs with frequency 0 have no wavelength and complete none.
+    `length` positions; pairs with frequency 0 have no wavelength and complete none. If all pairs
+    are such, both wavelengths are infinite.
     """
     waves, length = wavelengths(radians), number("length", length, low=0)
     finite = [wave for wave in waves if math.isfinite(wave)] or [math.inf]
@@ -185,6 +186,7 @@ def bands(spec: RopeSpec, length: int | None = None) -> list[str]:
     ratios = [abs(ratio) for ratio in stretch(spec, length)]  # scaled / unscaled frequency
     # the factor of a scaling that depends on the length is not what the frequencies are divided by
     factor = None if spec.needs_length else getattr(spec.scaling.innermost, "factor", None)
+    # without the pairs whose frequency is set to 0
     moving = [ratio for ratio in ratios if ratio > 0]
     # the ratio of a pair that is slowed fully
     slowest = 1 / factor if factor else min([1.0, *moving])

@@ -26,6 +26,8 @@ def check_layer(layer: SoftmaxAttention) -> None:
             "set it to 0, or apply dropout after attention",
             layer.dropout,
         )
+    # what a layer may do beside attention over rotated keys: other positions for far keys, rotated
+    # values, scores that take part in the softmax without a key
     options = {
         "remapping": layer.remapping,
         "values": layer.values,

@@ -13,6 +13,7 @@ Words of this module:
               None for an argument that is no tensor
   rule        (placements of the outputs, placements of the arguments), one way in which every rank
               can compute its part alone; DTensor picks one, and moves tensors to fit it
+  spec        the fingerprint of a RopeSpec, a string, because ops take no objects
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ def _cos_sin_rules(positions, length, magnitude_power, spec, tables, dtype, key)
     if positions.ndim > 1 and (
         length is None or (per_row and length.shape[0] == positions.shape[-2])
     ):
-        rows = Shard(0)
+        rows = Shard(0)  # the first axis of the tables, and of a length for each row
         rules.append(
             ([rows, rows], [_shard(positions, -2), None if length is None else rows, *others])
         )

@@ -48,8 +48,9 @@ ENGINES = ("ring", "torch")
 
 @dataclass(frozen=True, eq=False)
 class RingCall:
-    """The arguments of one call except q, k and v; see `ring_attention`. Without a bias, both
-    `positions` are None.
+    """The arguments of one call except q, k and v; see `ring_attention`. `documents` and `padding`
+    are those of this rank's tokens; `tile` is the most queries, and the most keys, of one tile.
+    Without a bias, both `positions` are None.
     """
 
     ring: Ring
@@ -371,7 +372,7 @@ class _RingAttention(torch.autograd.Function):
         with torch.autocast(q.device.type, enabled=False):
             for source, keys in _rounds(call, k, v):
                 for q_slice, _, tile in _tiles(call, q, keys, source):
-                    # in place
+                    # in place, as slices of `out` and `log_sum` are views
                     merge(
                         out[:, :, q_slice], log_sum[:, :, q_slice], *attend_tile(call.masking, tile)
                     )
@@ -432,9 +433,10 @@ def _tile_grads(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of one tile's q, k, v and of `parameters`.
 
-    output = sum of share * part, with share = exp(part_log_sum - log_sum). grad [B, H, Sq, D] is
-    the gradient of the output, grad_dot_out [B, H, Sq] its dot product with the output, log_sum [B,
-    H, Sq] the log-sum-exp over all keys, with -inf replaced by 0.
+    output = sum of share * part over the tiles of keys, where part is the attention over the keys
+    of one tile, and share = exp(part_log_sum - log_sum). grad [B, H, Sq, D] is the gradient of the
+    output, grad_dot_out [B, H, Sq] its dot product with the output, log_sum [B, H, Sq] the
+    log-sum-exp over all keys, with -inf replaced by 0.
     """
     inputs = [t.requires_grad_() for t in tile[:3]]
     with torch.enable_grad():
@@ -445,6 +447,7 @@ def _tile_grads(
     # the output also depends on part_log_sum, through this share and through the sum of all shares
     log_sum_grad = share * ((grad * part.detach()).sum(dim=-1) - grad_dot_out)
     outputs, grads = (part, part_log_sum), (share.unsqueeze(-1) * grad, log_sum_grad)
+    # a parameter that the scores of this tile do not depend on has zeros as its gradient
     return torch.autograd.grad(
         outputs, (*inputs, *parameters), grads, allow_unused=True, materialize_grads=True
     )

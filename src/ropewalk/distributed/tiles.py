@@ -115,8 +115,11 @@ def bias_of(encoding: Encoding | Bias | None) -> Encoding | Bias | None:
 
 
 class Tile(NamedTuple):
-    """One tile of queries and one of keys: q [B, H, Sq, D], k, v [B, Hk, Sk, D], allowed
-    broadcastable to [B, H, Sq, Sk].
+    """One tile of queries and one of keys: q [B, H, Sq, D], k, v [B, Hk, Sk, D]; without a bias the
+    positions are None.
+
+    `allowed`, broadcastable to [B, H, Sq, Sk], is True where a query may attend to a key; None: all
+    may attend to all.
     """
 
     q: Tensor

@@ -1,8 +1,12 @@
 """LaunchPlan: launches a Triton kernel once, then starts the compiled kernel directly if this
 version of Triton is known. Importing this imports Triton.
 
-A launch hook is a function that Triton calls at every launch, for profilers. Scratch memory is
-memory that a compiled kernel asks for at every launch.
+Words of this module:
+  launcher        the object by which Triton starts a compiled kernel: Python above a C function
+  constants       the arguments that are the same in every launch; they follow the changing ones
+  launch hook     a function that Triton calls before (enter hook) or after (exit hook) every
+                  launch, for profilers
+  scratch memory  memory that some compiled kernels need at every launch
 """
 
 from __future__ import annotations
@@ -34,9 +38,7 @@ Grid = tuple[int, int, int]
 
 
 def launch_hooks() -> Any:
-    """Return Triton's chain of launch hooks, which profilers use, or None if this Triton has no
-    such chain.
-    """
+    """Return Triton's chain of enter hooks, or None if this Triton has no such chain."""
     return getattr(getattr(knobs, "runtime", None), "launch_enter_hook", None)
 
 
@@ -70,8 +72,9 @@ class LaunchPlan:
 
     @property
     def can_start(self) -> bool:
-        """Whether the kernel is compiled, its launcher was saved and no launch hook is set, which
-        `start` would not call.
+        """Whether `start` may be called: the kernel is compiled, its launcher was saved, and no
+        enter hook is set. `start` calls no launch hooks. Profilers such as Proton set an exit hook
+        together with an enter hook, so only the enter hook is checked.
         """
         return self.launcher is not None and not knobs.runtime.launch_enter_hook.calls  # type: ignore[union-attr]
 
@@ -91,14 +94,14 @@ class LaunchPlan:
             with torch.cuda.device(self.device_index):
                 return self.start(grid, arguments)
         stream = torch._C._cuda_getCurrentRawStream(self.device_index)
-        # see can_start
+        # `can_start` was true, so there is a launcher
         self.launcher(*grid, stream, *self.launcher_arguments, *arguments, *self.constants)  # type: ignore[misc]
 
     def _save_launcher(self, compiled: Any) -> None:
         """Save the launcher of `compiled` if this Triton version is supported; under the
         interpreter `compiled` is None.
         """
-        # `can_start` reads the calls of the hooks
+        # `can_start` reads `calls`, the list of the hooks in Triton's chain
         if not triton.__version__.startswith(KNOWN_VERSIONS) or not hasattr(
             launch_hooks(), "calls"
         ):
@@ -111,7 +114,7 @@ class LaunchPlan:
             return
         if launcher.global_scratch_size or launcher.profile_scratch_size:
             # this kernel needs scratch memory at every launch, which Triton's Python launcher
-            # allocates; it adds the flags and the scratch memory itself
+            # allocates; that launcher passes the flags and the scratch memory itself
             self.launcher_arguments = (compiled.function, compiled.packed_metadata, *no_hooks)
             self.launcher = launcher
             return

@@ -171,7 +171,9 @@ class TableRequest(_OfTensors):
         return self.cos, self.sin
 
     def adjoint(self) -> TableRequest:
-        """Return the transposed rotation, which computes gradients."""
+        """Return the transposed rotation, which computes gradients: it reads the layout in which
+        this one writes, and writes that in which it reads.
+        """
         return replace(self, sin=-self.sin, layout_in=self.layout_out, layout_out=self.layout_in)
 
     def keys_have_own_rows(self, device: torch.device) -> bool:

@@ -1,8 +1,8 @@
 """What the installed Triton and the GPU support, and helpers for all Triton kernels. Importing this
 does not import Triton.
 
-The argument of `cached` is the name under which the list of all caches shows the results that are
-kept.
+`cached` keeps the results of a function's latest `entries` calls, under the name by which the list
+of all caches shows them.
 """
 
 from __future__ import annotations

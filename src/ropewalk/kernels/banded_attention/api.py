@@ -1,5 +1,8 @@
 """The launch of attention over a band of (query, key) pairs: which calls the kernel supports, and
 its sizes.
+
+Each token has a number, its group. A band is the set of (query, key) pairs whose groups differ by a
+number between two bounds; causality may hide some of these pairs.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ class BandedCall:
     """One call: q [B, H, Sq, D], k [B, Hk, Sk, D], v [B, Hk, Sk, Dv], and which keys each query
     sees.
 
+    scale     the softmax scale
     ranges    integer [2, blocks]: the first key and the end (exclusive) of the keys of each block
               of ROWS queries
     causal    a query sees only keys up to its own index plus `offset`

@@ -151,8 +151,6 @@ def prepare(
     spec, magnitude_power, seq = request.spec, request.magnitude_power, xs[0].shape[request.seq_dim]
     consecutive = positions is None
 
-    # `_alive` is never read: its default keeps the two-level table alive, whose address is among
-    # the arguments
     def run_prepared(
         q: Tensor,
         k: Tensor,
@@ -162,13 +160,16 @@ def prepare(
         offset: int,
         _alive: Levels = levels,
     ) -> bool:
-        """Rotate q and k by one library call; return False if nothing was written."""
+        """Rotate q and k by one library call; return False if nothing was written. `prepare` has
+        looked up all other values. `_alive` is never read: its default keeps the two-level table
+        alive, whose address is among `arguments`.
+        """
         position_pointer = 0 if positions is None else positions.data_ptr()
         pointers = pack(
             q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr(), position_pointer, offset
         )
-        # for many tokens rows are faster than the table. False: the rows of queries, which are
-        # those of keys too
+        # for many consecutive tokens rows are faster than the table. False: the rows of queries,
+        # which are those of keys too
         rows = (
             cached_rows(spec, magnitude_power, False, offset, seq)
             if consecutive and seq >= CACHED_ROWS_FROM
@@ -193,7 +194,8 @@ def _run_from_levels(
     shapes  the packed sizes and strides of xs and outs, by `shape_words`
     """
     positions, seq = request.positions, xs[0].shape[request.seq_dim]
-    # the strategy "two-level" keeps no rows
+    # for many consecutive tokens, cached rows are faster than the two-level table; the strategy
+    # "two-level" keeps none
     if positions is None and seq >= CACHED_ROWS_FROM and request.tables == "auto":
         rows = cached_rows(request.spec, request.magnitude_power, request.key, request.offset, seq)
         if rows is not None:

@@ -142,6 +142,7 @@ def shape_words(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRe
         shapes = (x.shape, x.stride(), out.stride())
     else:
         shapes = (x.shape, x.stride(), out.stride(), xs[1].shape, xs[1].stride(), outs[1].stride())
+    # a TableRequest for an inverse rotation has its sin negated already
     inverse = type(request) is Request and request.sign < 0
     rotation = (request.layout_in, request.layout_out, inverse, request.start, request.pairs)
     return _shape_words(*rotation, request.seq_dim, x.dtype, *shapes)
@@ -158,8 +159,8 @@ def _shape_words(
     dtype: torch.dtype,
     *shapes: tuple[int, ...],
 ) -> bytes:
-    """Return the packed arguments; `shapes` holds, for each tensor, the sizes and strides of x and
-    the strides of its out.
+    """Return the packed arguments, in the order in which cpu.c reads them; `shapes` holds, for each
+    tensor, the sizes and strides of x and the strides of its out.
     """
     tensors, ndim = len(shapes) // 3, len(shapes[0])
     axes = (-1 if axis is None else axis for axis in token_axes(ndim, seq_dim))

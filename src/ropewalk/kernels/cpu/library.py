@@ -69,6 +69,7 @@ def join_pool(*names: str) -> str:
     for name in names:
         setter, symbols = POOLS[name]
         if all(hasattr(torch_library, symbol) for symbol in symbols):
+            # our library calls these functions of torch
             getattr(library, setter)(*(getattr(torch_library, symbol) for symbol in symbols))
             return name
     return "serial"
@@ -91,7 +92,7 @@ def choose_isa(name: str | None = None) -> str:
     name.
     """
     indices = isas()
-    # an error names the environment variable, which has the name
+    # an error is reported for the environment variable by which users choose
     name = choice("ROPEWALK_ISA", name, indices) if name else next(iter(indices))
     # `indices` is not empty, so the library was loaded
     handle.ropewalk_choose_isa(indices[name])  # type: ignore[union-attr]

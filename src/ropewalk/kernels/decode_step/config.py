@@ -6,6 +6,7 @@ Words of this module:
   depth      of a product: the number of terms of each sum; of a tile: how many at a time
   stages     how many tiles of the operands are in shared memory at once, so that loads overlap
              with the arithmetic
+  heads      those of q, k and v together, in the QKV product
   gate       the product has two columns for each result: silu(first) * second
   norm       the RMS norm of the product's input; head_norm: that of the heads of q and k after it
   bytes      element_size: of one number; shared_bytes: of shared memory, as argument what a program
@@ -88,6 +89,7 @@ class ProductTile:
         if self.shared_bytes(element_size) <= shared_bytes:
             return self
         stage = self.shared_bytes(element_size) // self.stages
+        # a matrix instruction adds up 16 terms of 16 bits, so a tile has at least this depth
         if shared_bytes // stage < FEWEST_STAGES and self.depth > 16:
             return replace(self, depth=self.depth // 2).fitted(element_size, shared_bytes)
         return replace(self, stages=max(1, shared_bytes // stage))
@@ -98,7 +100,8 @@ def library_is_faster(rows: int, columns: int, depth: int, element_size: int, ga
     without a norm, of rows x columns results that are sums of `depth` terms; from sweeps on an
     H200.
 
-    cuBLAS divides long sums among programs, which helps where there are few columns.
+    cuBLAS divides long sums among programs, which helps where there are few columns. It is also
+    faster in float32.
     """
     if gate:
         return rows > MOST_TILE_ROWS
@@ -147,7 +150,6 @@ def pick_qkv_tile(
     """Return the tile of `qkv_product`, or None where torch's product and a second launch are
     faster; from sweeps on an H200 over more than twenty models. The columns of the tile are pairs.
 
-    heads      of q, k and v together
     norm       the product also norms its input, which must be a single row
     head_norm  the programs of a head exchange sums, which is faster among few of them
     available  the multiprocessors of the GPU
@@ -188,7 +190,7 @@ def _small_qkv_tile(
     """Return the tile of `qkv_product` for more than 32 rows of a small model, or None: every tile
     of rows reads the weights again, which takes large models longer than a second launch.
     """
-    for pairs, step, stages in SMALL_QKV_TILES:
+    for pairs, tile_depth, stages in SMALL_QKV_TILES:
         # more programs of a head would exchange more sums, and a DecodeWorkspace has no room for
         # them
         if head_norm and pairs < QKV_PAIRS:
@@ -196,7 +198,7 @@ def _small_qkv_tile(
         programs = _programs(heads, head_dim, pairs) * -(-rows // MOST_TILE_ROWS)
         small = depth <= MOST_TERMS and depth * pairs <= MOST_WEIGHTS
         if programs <= available and small:
-            return ProductTile(MOST_TILE_ROWS, pairs, step, stages)
+            return ProductTile(MOST_TILE_ROWS, pairs, tile_depth, stages)
     return None
 
 
@@ -226,8 +228,8 @@ def pick_keys(
     memory at once, and its warps. dim_block is head_dim, rounded up to the width of a tile.
 
     With `few` programs each may use all shared memory of a multiprocessor, and has large tiles if
-    the `part` of the cache that it may have to read is several of them. Otherwise three share a
-    multiprocessor, so that one computes while another waits for its keys.
+    the `part` of the cache that it may have to read, in keys, is several of them. Otherwise three
+    share a multiprocessor, so that one computes while another waits for its keys.
     """
     # `stages` tiles of k and as many of v must fit into `bytes_left`
     keys, stages, warps, bytes_left = (

@@ -113,7 +113,7 @@ def _library_product(
     the columns.
     """
     if gate:
-        packed = F.linear(x, weight, bias)
+        packed = F.linear(x, weight, bias)  # both halves of the columns
         rows, count = out.shape
         with torch.cuda.device_of(x):
             _GATE[(-(-count // GATE_BLOCK), rows)](

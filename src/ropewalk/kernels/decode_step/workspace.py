@@ -78,7 +78,7 @@ def kept_workspace(
 
 def _sums(rows: int, heads: int, head_dim: int) -> int:
     """Return how many sums of squares the programs of `qkv_product` exchange: `parts` programs
-    share a head, and each has a place for what every one of them gives it.
+    share a head, and each has a place for what every one of them gives it (its own is not used).
     """
     parts = -(-head_dim // (2 * QKV_PAIRS))
     return _padded(rows) * heads * parts * parts

@@ -76,7 +76,9 @@ def attention(
     from ropewalk.kernels.invariant import launch
 
     def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the attention in plain torch, for its gradients."""
+        """Return the attention in plain torch, for its gradients; first_keys, window and scale are
+        those of `attention`.
+        """
         # `own` is the index of each query's own key
         own = torch.arange(k.shape[2] - q.shape[1], k.shape[2], device=q.device)[:, None]
         key = torch.arange(k.shape[2], device=q.device)

@@ -56,8 +56,8 @@ def product(
 
 
 def product_tile(rows: int, columns: int, depth: int, gate: bool, available: int) -> ProductTile:
-    """Return the tile of a product; a single row is computed as one of several, because the tiles
-    of a single row sum in another order.
+    """Return the tile of a product, on `available` multiprocessors; a single row is computed as one
+    of several, because the tiles of a single row sum in another order.
     """
     if rows <= MOST_TILE_ROWS:
         tile = pick_tile(max(2, rows), columns, depth, gate, available)
@@ -81,6 +81,7 @@ def attention(
     out = torch.empty_like(q)
     options = _options(q, k, window)
     tokens = options["QUERIES"] // options["GROUP_BLOCK"]  # of one program
+    # not APART: no memory for the sums of segments (None, None), whose number is not read (0)
     _attend((-(-q.shape[1] // tokens),), q, k, v, out, None, None, first_keys, num_keys, scale,
             SEGMENTS=0, APART=False, TILES=_most_tiles(k.shape[2]), **options)  # fmt: skip
     return out
@@ -96,12 +97,15 @@ def decode(
     """
     rows, heads, head_dim = q.shape
     k_heads, segments = k.shape[1], -(-k.shape[2] // SEGMENT)
+    # for `join`: each segment's sum of values, and its highest score and sum of weights
     partial = torch.empty(rows * heads * segments, head_dim, dtype=torch.float32, device=q.device)
     statistics = torch.empty(rows * heads * segments, 2, dtype=torch.float32, device=q.device)
+    # `attend` takes q and out with an axis of tokens, here of size 1
     options = _options(q[:, None], k, window)
     _attend((segments,), q[:, None], k, v, out[:, None], partial, statistics, first_keys, num_keys,
             scale, SEGMENTS=segments, APART=True, TILES=_most_tiles(SEGMENT), **options)  # fmt: skip
     dims = min(JOIN_DIMS, options["DIM_BLOCK"])
+    # ROUNDS: a compiled program finds its number of rounds itself (0), the interpreter cannot
     with torch.cuda.device_of(q):
         _JOIN[(rows * k_heads, -(-head_dim // dims))](
             partial, statistics, out, first_keys, num_keys, out.stride(0), out.stride(1),
@@ -140,7 +144,7 @@ def _attend(
     grid, q, k, v, out, partial, statistics, first_keys, num_keys, scale, **options
 ) -> None:
     """Launch `attend` for every row and key head of q [B, S, Hq, D]; `grid` has the further axes of
-    the grid, `options` the constants. partial and statistics are None unless APART is among them.
+    the grid, `options` the constants. partial and statistics are None unless options["APART"].
     """
     with torch.cuda.device_of(q):
         _ATTEND[(q.shape[0] * k.shape[1], *grid)](

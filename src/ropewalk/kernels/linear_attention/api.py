@@ -49,7 +49,9 @@ class LinearCall:
 def why_not(
     q: Tensor, v: Tensor, spec: RopeSpec, feature: str | None, scale: Tensor | float = 1.0
 ) -> str | None:
-    """Return why the kernels do not support this call, or None if they do."""
+    """Return why the kernels do not support this call, or None if they do. A `feature` of None is
+    one that has no name here, such as a function of the caller.
+    """
     if (reason := why_no_triton(q)) is not None:
         return reason
     if q.dtype not in COMPUTED_IN_FLOAT32 or v.dtype != q.dtype:

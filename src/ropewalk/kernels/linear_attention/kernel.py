@@ -3,7 +3,9 @@ intermediate tensors.
 
 A sequence is divided into segments, one program each. The first kernel computes each segment's
 sums. After a cumulative sum over the segments, the second kernel starts each segment from its state
-and computes the outputs chunk by chunk: a segment has CHUNKS chunks of CHUNK tokens.
+and computes the outputs chunk by chunk: a segment has CHUNKS chunks of CHUNK tokens. A state holds
+two sums over all earlier keys: `mixed`, of rotated features times values, with a row for each
+feature; and `total`, of the features of the denominator.
 
 A head has PAIRS pairs, a value WIDTH dims; BLOCK and WIDTH_BLOCK are these rounded up to powers of
 two. FORM is the feature. `token` [tokens] are indices, `live` is the mask of those that are used,
@@ -32,8 +34,9 @@ def load_features(
     x, token, stride, live, magnitude, cos, sin,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """Return the first and second members of unrotated features, then those of rotated ones,
-    float32 [tokens, BLOCK] each; features of tokens that are not `live` are 0.
+    """Return the features of a head's tokens as four tiles, float32 [tokens, BLOCK] each: the first
+    and the second members of the pairs, unrotated, then the same two rotated. Features of tokens
+    that are not `live` are 0.
 
     x points to one head, `token` [tokens] has indices, and `stride` is from one token to the next.
     The magnitude multiplies rotated features alone.

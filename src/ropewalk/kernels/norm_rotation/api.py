@@ -103,6 +103,7 @@ def why_not(*args, **kwargs) -> str | None:
     arguments = dict(zip(("q", "k", "v"), args, strict=False)) | kwargs
     names = ("q", "k", "v", "spec", "positions", "heads", "norm", "cache", "slots", "length")
     call, _ = checked_call(*(arguments.get(name) for name in names))
+    # the kernel does not support every dtype and stride of q_out either
     if arguments.get("q_out") is not None:
         call.q_out = _output_tensor(call.q, arguments["q_out"])
     return why_not_kernel(call)
@@ -110,7 +111,8 @@ def why_not(*args, **kwargs) -> str | None:
 
 def _pick_backend(call: NormRotationCall, backend: str | None) -> str:
     """Return "triton" or "definition": the given backend; if None, "triton" where it supports the
-    call and nothing is compiled. Raise an error if the given one does not support the call.
+    call and torch.compile is not at work. Raise an error if the given one does not support the
+    call.
     """
     if backend is None:
         # torch.compile can fuse plain torch operations, but not a Triton launch
@@ -140,11 +142,11 @@ def _differentiable(
     call: NormRotationCall, backend: str, config: NormRotationConfig | None
 ) -> tuple[Tensor, Tensor]:
     """Return the normalised and rotated q and k, with gradients to q, k and the weights of the
-    norm.
+    norm. Under torch.compile the definition computes them, whatever the backend.
     """
     q_weight, k_weight = call.weights
     if torch.compiler.is_compiling():
-        # plain torch, which the compiler differentiates itself
+        # the compiler differentiates plain torch itself
         q, k = (
             definition.norm_and_rotate(call, call.q, False),
             definition.norm_and_rotate(call, call.k, True),
@@ -173,7 +175,8 @@ class _NormRope(torch.autograd.Function):
         filled = replace(call, q=q, k=k, q_out=torch.empty_like(q), k_out=torch.empty_like(k))
         _run(filled, backend, config)
         ctx.save_for_backward(q, k, q_weight, k_weight, call.positions)
-        # q and k must be kept alive only by save_for_backward, so ctx.call gets empty tensors
+        # q and k must be kept alive only by save_for_backward, so ctx.call gets empty tensors; v,
+        # which is only stored in caches, has no gradient here
         ctx.call, ctx.backend = replace(call, q=q.new_empty(0), k=k.new_empty(0), v=None), backend
         return filled.q_out, filled.k_out
 
@@ -200,6 +203,7 @@ class _NormRope(torch.autograd.Function):
 
             # the kernel reads heads whose last dimension is contiguous
             q_grad, k_grad = (g if g.stride(-1) == 1 else g.contiguous() for g in (q_grad, k_grad))
+            # arguments 2 and 3 of `forward` are the weights
             weight_grad = q_weight is not None and any(ctx.needs_input_grad[2:4])
             dq, dk, dq_weight, dk_weight = launch.run_backward(call, q_grad, k_grad, weight_grad)
         return dq, dk, dq_weight, dk_weight, None, None, None

@@ -1,8 +1,9 @@
 """How the fused kernel divides its work, and which calls it supports. Importing this does not
 import Triton.
 
-CONFIGS holds (most tokens, configuration), measured with heads of 128 dims. The argument of
-`cached` is the name under which the list of all caches shows the results that are kept.
+CONFIGS holds (most tokens, configuration), measured with heads of 128 dims. `cached` keeps the
+results of a function's latest `entries` calls, under the name by which the list of all caches shows
+them.
 """
 
 from __future__ import annotations

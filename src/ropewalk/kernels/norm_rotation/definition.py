@@ -146,7 +146,9 @@ class KVSlots:
             object.__setattr__(self, name, self._on_device(name, scale))
 
     def _on_device(self, name: str, scale: float | Tensor | None) -> Tensor | None:
-        """Return a scale as one float32 on the cache's device, so that later calls need no copy."""
+        """Return a scale, 1 if it is None, as one float32 on the cache's device, so that later
+        calls need no copy; None if the cache is not quantised. `name` is for errors.
+        """
         if not self.quantised:
             if scale is not None:
                 raise RopeError(name, "is only for a float8_e4m3fn cache; leave it out", scale)

@@ -5,7 +5,8 @@ Words of this module:
   plan     a compiled kernel with the arguments that are the same in several calls
   program  computes a block of tokens and a group of heads, in the forward of q, of k or of v
   q_block  how many heads of q a group has; k_block those of k or v
-  config   how the kernel divides its work: the tokens, heads and warps of a program
+  config   how the kernel divides its work: the tokens, heads and warps of a program; None lets
+           `pick_config` choose
   values   kernel arguments by name, which the kernel explains; names in capitals are constants
   HEAD     (head_dim, first rotated dim, pairs, tile width of the pairs, of the rest or 0)
   steps    the phase step of each pair: its angle per position, as an integer
@@ -172,8 +173,8 @@ def _angle_values(call: NormRotationCall) -> dict[str, Any]:
 
 
 def _head_values(call: NormRotationCall, q_block: int, k_block: int) -> dict[str, Any]:
-    """Return the kernel arguments that describe a head and its norm, by name, with the heads of q
-    and of k in one program.
+    """Return, by name, the kernel arguments that describe a head, its norm, and how many heads of q
+    and of k there are and one program has.
     """
     spec = call.spec
     rest = spec.head_dim - 2 * spec.pairs  # the dims that do not rotate
@@ -268,8 +269,8 @@ def run_backward(
 
 
 def backward_blocks(call: NormRotationCall) -> tuple[int, int]:
-    """Return into how many groups the heads are divided, and the warps of a program, which
-    processes one group of heads of q and one of k.
+    """Return into how many groups the heads are divided, and the warps of a program (at most 8),
+    which processes one group of heads of q and one of k.
     """
     spec, q_heads = call.spec, call.q.shape[1]
     rest = spec.head_dim - 2 * spec.pairs  # the dims that do not rotate

@@ -129,11 +129,11 @@ def load_factors(
     TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Return the norm's weight w as the three tiles of a head, also if WEIGHT is "1+w", or 1.0
-    three times if there is no weight.
+    """Return the norm's weight w as the three tiles of a head, or 1.0 three times if there is no
+    weight. With "1+w" it is w too: `weighted` adds the 1.
 
-    It is loaded once per head (from L1), so it has the register layout of x and needs no shared
-    memory or barrier.
+    The weight is loaded once per head (from L1), so it has the register layout of x and needs no
+    shared memory or barrier.
     """
     if WEIGHT != "":
         # the same pointer for each token and head, and a mask that is true
@@ -201,6 +201,7 @@ def latent_normed(rest, weight, eps, HEAD: tl.constexpr, TOKENS: tl.constexpr, H
     rest = rest.to(tl.float32)
     inverse_rms = tl.rsqrt((tl.sum(rest * rest, axis=2) / WIDTH)[:, :, None] + eps)
     dim, inside = _rest_dims(HEAD)
+    # the same pointer for each token and head, and a mask that is true
     everywhere = tl.zeros([TOKENS, HEADS, 1], tl.int32)
     w_rest = load(weight + everywhere + dim, (everywhere == 0) & inside, HEAD[4] != WIDTH, "")
     return rest * inverse_rms * w_rest.to(tl.float32)

@@ -4,6 +4,7 @@ cache in one launch.
 Words of this module:
   call   a checked `NormRotationCall`, with one token axis: its q [T, Hq, D] and k have the shapes
          of the product but no values; call.norm is the norm of the heads of q and k
+  heads  (Hq, Hk), the numbers of heads of q and of k; v has as many as k
   shape  the sizes of the token axes of x
   rows   x with one token axis, [T, K]
 """
@@ -138,6 +139,7 @@ def _one_launch(
     """
     from ropewalk.kernels.qkv import launch
 
+    # `_why_not` refuses a call without a cache, and `checked_call` a cache without slots
     assert call.cache is not None
     assert call.slots is not None
     q_heads, k_heads, head_dim = call.q.shape[1], call.k.shape[1], call.spec.head_dim

@@ -36,7 +36,7 @@ def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -
 
 
 def _rotate_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, request: AnyRequest) -> None:
-    """Write the rotated x into out: `definition.rotate` with fewer temporaries, and a copy of the
+    """Write the rotated x into out, as `definition.rotate` does with more temporaries, and copy the
     dims that do not rotate. cos and sin broadcast against the pairs of x.
     """
     stop = request.start + 2 * request.pairs
@@ -46,6 +46,7 @@ def _rotate_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, request: AnyR
     out_a, out_b = definition.split_pairs(out[..., request.start : stop], request.layout_out)
     out_a.copy_(first)
     out_b.copy_(second)
+    # in place, the dims that do not rotate are where they belong
     if out is not x and 2 * request.pairs < x.shape[-1]:
         out[..., : request.start].copy_(x[..., : request.start])
         out[..., stop:].copy_(x[..., stop:])

@@ -53,7 +53,9 @@ class AngleSource:
     pointers: tuple[int | float | None, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Set `pointers`."""
+        """Set `pointers`, which are `tensors` with every tensor replaced by its data pointer; a
+        field of a frozen dataclass can be set only so.
+        """
         object.__setattr__(
             self,
             "pointers",
@@ -62,12 +64,15 @@ class AngleSource:
 
     @property
     def differs_by_row(self) -> bool:
-        """Whether phase steps or magnitudes differ between batch rows."""
+        """Whether phase steps or magnitudes differ between batch rows. If so, a program cannot
+        rotate several batch rows, because it loads these for one row alone. Rows of cos and sin may
+        differ: they are loaded for each token.
+        """
         return self.magnitude_stride > 0 or (self.mode != "rows" and self.angle_strides[0] > 0)
 
     def values(self, merged: bool, **others: Any) -> dict[str, Any]:
-        """Return the kernel's arguments by name, and `others`; if `merged`, batch rows of one token
-        each are treated as the tokens of one batch row.
+        """Return the kernel's arguments for the angles by name, with those of `others` added; if
+        `merged`, batch rows of one token each are treated as the tokens of one batch row.
         """
         axis, batch, token = self.position_strides
         angle_batch, angle_token, angle_pair = self.angle_strides
@@ -83,6 +88,7 @@ class AngleSource:
             "angle_token": angle_token,
             "angle_pair": angle_pair,
             "magnitude_batch": self.magnitude_stride,
+            # the magnitude of q; that of k is a tensor if this one is
             "MAGNITUDE_LOADED": isinstance(self.tensors[2], Tensor),
             "growth": self.growth,
             "GROWTH": self.growth_sign,

@@ -89,6 +89,7 @@ def pick_config(
     order, angles  the memory order and the angle mode of a row of CONFIGS: "phase" computes cos and
                    sin, "rows" loads them
     copied         the number of dims of a head that are copied, not rotated
+    itemsize       the bytes of one number of q and k
     axes           the number of position axes
     """
     batch, tokens = sizes
@@ -98,9 +99,9 @@ def pick_config(
         else order
     )
     head_pairs = power_of_two(pairs + copied // 2)
-    rows = [row[2:] for row in CONFIGS if row[:2] == (order, angles)]
-    wide_enough = [row for row in rows if head_pairs <= row[0]]
-    most_pairs, config = wide_enough[0] if wide_enough else rows[-1]
+    candidates = [row[2:] for row in CONFIGS if row[:2] == (order, angles)]
+    wide_enough = [row for row in candidates if head_pairs <= row[0]]
+    most_pairs, config = wide_enough[0] if wide_enough else candidates[-1]
     if angles == "phase" and (axes > 1 or copied):
         config = SPECIAL_CONFIGS.get((order, "axes" if axes > 1 else "part", head_pairs), config)
     # a configuration is measured with 16-bit heads of `most_pairs` pairs: narrower heads leave
@@ -111,7 +112,7 @@ def pick_config(
     config = _fit(config, most_token_heads, power_of_two(tokens), power_of_two(max(heads)))
     q_programs = -(-heads[0] // config.heads)
     keys_per_program = power_of_two(-(-heads[1] // q_programs)) * config.tokens
-    # with k in the same program, a thread should load at least 4 bytes of k at a time
+    # with k in the same program, each of a warp's 32 threads should load at least 4 bytes of k
     k_is_too_small = keys_per_program * power_of_two(pairs) * itemsize < 4 * 32 * config.warps
     return replace(config, q_and_k=False) if k_is_too_small else config
 

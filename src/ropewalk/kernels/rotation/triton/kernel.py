@@ -1,9 +1,10 @@
 """The Triton kernel: one launch rotates the heads of q and of k, whose last dimension is
 contiguous, in place or not.
 
-A head has START dims, PAIRS pairs that rotate, and TAIL dims. BLOCK is a number of pairs or dims
-rounded up to a power of two, the size of a tile. `live` masks the tokens and heads that exist, and
-MASKED says whether any may be missing; HINT is a cache hint, "" for none.
+A head has START dims that do not rotate, PAIRS pairs that do, and TAIL dims that do not. BLOCK is a
+number of pairs or dims rounded up to a power of two, the size of a tile. `live` masks the tokens
+and heads that exist, and MASKED says whether any may be missing; HINT is a cache hint, "" for none.
+INTERLEAVED: a pair is two neighbouring dims, otherwise the dims START + i and START + PAIRS + i.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ then reused.
 
 xs is (q,) or (q, k), and outs are the tensors for their results, which may be xs themselves;
 `pointers` are the data pointers of both, which a runner need not use. A request says what one call
-rotates, and by which angles. `plan.source` are the kernel arguments of the angles, None if they
+rotates, and by which angles. `plan.source` holds the kernel arguments of the angles, None if they
 change from call to call; a phase is an angle as an integer, in units of 2^-64 turns.
 """
 
@@ -78,7 +78,6 @@ def prepare(
     current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
     lowest, highest = INT32
 
-    # `_alive` keeps the memory alive that `angles` points to
     def run_prepared(
         q: Tensor,
         k: Tensor,
@@ -89,7 +88,8 @@ def prepare(
         _alive=plan.source,
     ) -> bool:
         """Start the compiled kernel; return False, and start nothing, if it does not support this
-        call.
+        call. `prepare` has looked up all other values. `_alive` is never read: its default keeps
+        the memory alive that `angles` points to.
         """
         from_q, from_k, to_q, to_k = q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr()
         # the kernel was compiled for pointers that are multiples of 16 bytes and for an offset of

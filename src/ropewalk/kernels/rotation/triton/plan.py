@@ -2,7 +2,7 @@
 spec.
 
 A program rotates a block of tokens and a group of heads; columns, rows and layers are the three
-axes of the grid of programs. `source` are the kernel arguments that define the angles.
+axes of the grid of programs. `source` holds the kernel arguments that define the angles.
 """
 
 from __future__ import annotations
@@ -153,11 +153,13 @@ class RotationPlan(LaunchPlan):
         pointers: list[int],
     ) -> None:
         """Launch the kernel; `pointers` are the data pointers of xs and outs."""
+        # without a source, the angles change from call to call
         source = self.source or angle_source(request, xs[0])
         positions, offset = (
             (request.positions, request.offset) if isinstance(request, Request) else (None, 0)
         )
-        # a single tensor has no k and no k_out: null pointers, or None for Triton's launch
+        # `start` takes pointers; `launch`, which compiles, takes tensors. A single tensor has no k
+        # and no k_out: null pointers, or None
         if self.can_start:
             q, k, q_out, k_out = pointers if len(xs) > 1 else (pointers[0], 0, pointers[1], 0)
             position_pointer = 0 if positions is None else positions.data_ptr()
@@ -189,8 +191,10 @@ def _head_values(
         "TAIL_BLOCK": power_of_two(max(1, tail)),
         "INTERLEAVED_IN": request.layout_in == "interleaved",
         "INTERLEAVED_OUT": request.layout_out == "interleaved",
+        # a TableRequest for a backward rotation has its sin negated already
         "BACKWARDS": isinstance(request, Request) and request.sign < 0,
         "QUICK": has_sine_unit(x),
+        # hints that the data is read or written only once
         "LOAD_HINT": "evict_first" if config.hints else "",
         "STORE_HINT": ".cs" if config.hints else "",
         "PDL": config.pdl and has_pdl(x.device),
