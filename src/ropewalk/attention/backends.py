@@ -3,6 +3,13 @@ torch.
 
 Each backend has a `why_not` function, which returns the reason why the backend cannot run a call,
 or None. A query without keys, such as one whose keys are all padding, has the output 0.
+
+Words of this module:
+  visible   the masks of a call (`masks.Visibility`); its `offset` is the number of cached keys
+            before the first query
+  math      the backend that computes the definition in plain torch
+  shapes    B rows, H heads of q, Hk heads of k and v, Sq queries, Sk keys; D dimensions of a head
+            of q and k, Dv of v
 """
 
 from __future__ import annotations
@@ -103,11 +110,11 @@ def trimmed(call: Call) -> Call:
 
 
 def run_math(call: Call) -> tuple[Tensor, Tensor]:
-    """Return softmax(scale q k^T + bias) v, computed in float32 (or float64), and the weights; a
-    query without keys gives 0.
+    """Return softmax(scale q k^T + bias) v, computed in float32 (or float64), and the weights, of
+    which dropout has set some to 0; a query without keys gives 0.
     """
-    groups = call.q.shape[1] // call.k.shape[1]
-    k, v = (t.repeat_interleave(groups, dim=1) if groups > 1 else t for t in (call.k, call.v))
+    sharing = call.q.shape[1] // call.k.shape[1]  # how many query heads share a head of k and v
+    k, v = (t.repeat_interleave(sharing, dim=1) if sharing > 1 else t for t in (call.k, call.v))
     compute_dtype = torch.promote_types(call.q.dtype, torch.float32)
     scores = (call.q.to(compute_dtype) @ k.to(compute_dtype).transpose(-1, -2)) * call.scale
     mask = call.full_mask(compute_dtype)
@@ -142,7 +149,7 @@ def run_sdpa(call: Call) -> tuple[Tensor, None]:
         starts = (i * block for i in range(int(-(-q_len // block))))
         parts = (trimmed(call.part(start, min(start + block, q_len), 0, k_len)) for start in starts)
         return torch.cat([run_sdpa(part)[0] for part in parts], dim=2), None
-    grouped = call.q.shape[1] != call.k.shape[1]
+    grouped = call.q.shape[1] != call.k.shape[1]  # several query heads share a head of k and v
     only_causal = call.bias is None and visible.only_causal
     mask, is_causal = None, False
     if only_causal and visible.offset == 0 and q_len == k_len:
@@ -162,7 +169,8 @@ def run_sdpa(call: Call) -> tuple[Tensor, None]:
         scale=call.scale,
         enable_gqa=grouped,
     )
-    # these masks can leave a query without keys; its output is set to 0
+    # these masks can leave a query without keys; its output is set to 0. Causality and a window
+    # never hide a query's own key
     may_lack_keys = (
         visible.padding is not None or visible.q_documents is not None or visible.mask is not None
     )
@@ -224,8 +232,8 @@ def pick(call: Call, name: str | None = None) -> tuple[str, str]:
 
 
 def attend(call: Call, name: str | None = None) -> tuple[Tensor, Tensor | None]:
-    """Return the output [B, H, Sq, D], and the weights if the backend materialises them, else
-    None.
+    """Return the output [B, H, Sq, Dv], and the weights if the backend materialises them, else
+    None. `name` is that of the backend; None: the best one for this call.
     """
     _, run = ATTENTION_BACKENDS[pick(call, name)[0]]
     return run(call)

@@ -4,7 +4,7 @@ reused and re-scaled exactly.
 Real tokens are those that are not padding. A token's index is its place among the cached tokens, in
 order of arrival, which causality uses; its position is what the rotation uses. By default keys are
 stored rotated, unless the frequencies depend on the length of the sequence or the layer has a
-remapping.
+remapping. The buffers of a cache may have room for more tokens than it holds.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class KVCache:
 
     def keeps_rotated(self, encoding: Encoding) -> bool:
         """Return whether keys are stored rotated. If `rotated` is None, set it: to True, unless the
-        encoding's frequencies depend on the length.
+        encoding's frequencies depend on the length. A layer with a remapping sets `rotated` to
+        False itself.
         """
         if self.rotated is None:
             self.rotated = not (isinstance(encoding, Rotary) and encoding.rope.spec.needs_length)
@@ -175,8 +176,8 @@ class KVCache:
     def _checked(
         self, k: Tensor, v: Tensor, positions: Tensor, valid: Tensor | None
     ) -> CachedTokens:
-        """Return the new tokens with one position each; raise an error if they do not fit together
-        or with the cached ones.
+        """Return the new tokens, with positions and `valid` for every row; raise an error if they
+        do not fit together or with the cached ones.
         """
         batch, _, new, _ = k.shape
         if v.shape[:-1] != k.shape[:-1]:
@@ -235,7 +236,7 @@ class KVCache:
             self._buffers = None  # the rows, sizes and dtypes may be others than before
         if any(t.requires_grad for t in (*added, *(self._buffers or ()))):
             # autograd needs the cached keys and values as they were, so new tensors hold the cached
-            # and the added tokens
+            # and the added tokens, or the added ones alone if the cache is empty
             parts = zip(self.seen, added, strict=True) if self.size else zip(added, strict=True)
             self._buffers = CachedTokens(
                 *(torch.cat(part, dim=_token_dim(part[0])) for part in parts)
@@ -251,6 +252,7 @@ class KVCache:
         """Copy buffers that were made in inference mode if it is off, because torch writes to such
         tensors only inside of it.
         """
+        # torch.compile cannot trace `is_inference`
         if (
             self._buffers is None
             or torch.compiler.is_compiling()
@@ -376,7 +378,7 @@ class KVCache:
 
     def shift(self, by: int | Tensor, encoding: Encoding) -> None:
         """Add `by` (an integer, or one for each row [B]) to every position: the context shift after
-        an eviction.
+        an eviction. `encoding` is the one by which stored keys are rotated.
         """
         seen = self.seen
         if isinstance(by, Tensor):
@@ -385,7 +387,7 @@ class KVCache:
                 raise RopeError("by", rule, [by.dtype, list(by.shape)])
             by = by.unsqueeze(-1) if by.ndim else by
         else:
-            integer("by", by, low=-(2**62))  # at most 2^62 on either side of 0
+            integer("by", by, low=-(2**62))  # the upper bound is 2^62 by default
         self.move(seen.positions + by, encoding)
 
     def compact(self, encoding: Encoding) -> None:
@@ -434,8 +436,9 @@ class KVCache:
                 "scaling depends on the length; use KVCache(rotated=False)"
             )
             raise RopeError("other" if rotated else "cache", rule, encoding.rope.spec.scaling)
-        if wanted:
+        if wanted:  # only this cache stores its keys rotated
             return encoding.rotate(k, positions, key=True)
+        # only the other cache does: rotate its keys back from their old positions
         return encoding.rope.unrotate(k, before, key=True)  # type: ignore[union-attr, operator]
 
     def _refuse_rerotation(self, encoding: Encoding, name: str = "encoding") -> None:

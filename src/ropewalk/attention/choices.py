@@ -67,8 +67,10 @@ class RotatedValues:
             rule = "needs an encoding that only rotates, such as 'rope'"
             raise RopeError("values", rule, type(encoding).__name__)
         spec = encoding.rope.spec
-        pure = spec.magnitude_on == "scale" or spec.magnitude() == 1
-        if spec.needs_length or not pure or spec.has_growth:
+        # a magnitude is a factor on q and k, as of YaRN, unless the softmax scale has it instead;
+        # a growth is a factor that depends on the position, as of xPos
+        keeps_norms = spec.magnitude_on == "scale" or spec.magnitude() == 1
+        if spec.needs_length or not keeps_norms or spec.has_growth:
             rule = (
                 "needs frequencies that do not depend on the length, and no growth or magnitude on "
                 "q and k, which would scale the values; use another scaling, or "
@@ -136,7 +138,7 @@ class Choices:
     @classmethod
     def given(cls, owner: str, options: Mapping[str, Any], **more: Any) -> Choices:
         """Return the choices of a layer of class `owner`: the caller's further `options`, whose
-        names are checked, and `more`, the options that are parameters of the layer by name.
+        names are checked, and `more`, the options that are named parameters of the layer.
         """
         names = [field.name for field in fields(cls)]
         for name, value in options.items():

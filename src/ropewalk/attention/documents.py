@@ -1,5 +1,7 @@
 """Packed documents: tokens of a row with equal document indices are one document, whether or not
 they are neighbours.
+
+Linear attention forms the scores of `chunk` tokens at a time; what earlier chunks add is in sums.
 """
 
 from __future__ import annotations
@@ -96,7 +98,8 @@ def _causal_sums(q: Tensor, k: Tensor, v: Tensor, documents: Tensor, chunk: int)
     tokens of the latest document.
     """
     seq = q.shape[-2]
-    q, k, v = (in_chunks(t, chunk) for t in (q, k, v))  # [B, H, N, C, .]
+    # N chunks of C tokens, [B, H, N, C, .]
+    q, k, v = (in_chunks(t, chunk) for t in (q, k, v))
     # the tokens that fill the last chunk are zeros, so they may belong to any document
     numbers = in_chunks(documents.unsqueeze(-1), chunk).squeeze(-1)  # [B, N, C]
     same = (numbers.unsqueeze(-1) == numbers.unsqueeze(-2)).unsqueeze(1)

@@ -1,5 +1,8 @@
 """FlexAttention of torch: compiled, with a block mask, so that it skips the blocks of scores that
 are masked completely.
+
+`visible` holds the masks of a call (`attention.masks.Visibility`). Its band, if any, limits a query
+to keys by groups of positions, for attention that is computed in pieces.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from ropewalk.errors import RopeError, integer
 def head_sizes(
     model_dim: int, num_heads: int, num_kv_heads: int | None, head_dim: int | None
 ) -> tuple[int, int, int]:
-    """Return (heads, heads of keys and values, dimensions of a head), checked; the default head_dim
-    is model_dim / num_heads.
+    """Return (heads, heads of keys and values, dimensions of a head), checked; by default there are
+    as many heads of keys and values as of queries, and head_dim is model_dim / num_heads.
     """
     integer("num_heads", num_heads, low=1)
     kv_heads = integer(

@@ -1,5 +1,12 @@
 """LatentAttention: multi-head latent attention (MLA), whose cache holds one latent vector and one
 rotated key for each token.
+
+Words of this module:
+  latent      a vector of `kv_rank` numbers for each token, from which the keys (without the rotated
+              part) and the values of all heads are projected up
+  nope, rope  the dims of a head of q and k that do not rotate, and those that do
+  absorbed    q is multiplied by the up-projection of keys instead of the latents, so that queries
+              attend to the latents themselves
 """
 
 from __future__ import annotations

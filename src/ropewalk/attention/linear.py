@@ -8,8 +8,14 @@
                 phi(k_j)]
                 for comparison: its denominator may be near 0 or negative
 
-All are sums over keys of a feature times a value, so a chunk of queries needs only its own scores
-and the sums over earlier chunks.
+R_i rotates by the position of token i, phi is the feature map, and a is the argument `scale`. All
+are sums over keys of a feature times a value, so a chunk of queries needs only its own scores and
+the sums over earlier chunks.
+
+Words of this module:
+  features  the vectors whose dot products are the weights: phi(q) and phi(k); in the form "cosine"
+            unit vectors with a further entry 1
+  state     the sums over all tokens so far (`linear_sums.State`), from which a later call continues
 """
 
 from __future__ import annotations
@@ -102,7 +108,8 @@ def linear_attention(
     counted = padding if documents is None else in_last_document(documents, padding)
     count = state.count + (q.shape[-2] if counted is None else counted.sum(-1))
     if choice("backend", backend or "triton", ("triton", "torch")) == "triton" and reason is None:
-        # with backend=None, Triton runs every call that it can run
+        # with backend=None, Triton runs every call that it can run. `feature` is a name here: there
+        # is a reason against a call without one
         call = LinearCall(rope.spec, feature or "", positions, padding, eps)
         scale = torch.full((), scale, device=q.device) if isinstance(scale, float | int) else scale
         scale_or_none = scale if form == "cosine" else None
@@ -166,8 +173,9 @@ def check_linear(
 
 
 def checked_scale(scale: Tensor | float, q: Tensor, form: str) -> Tensor | float:
-    """Return the scale; a tensor [H] as [H, 1, 1], anything else as it is. Raise an error if the
-    result does not broadcast to [B, H, 1, 1], or if the form has no scale and the scale is not 1.
+    """Return the scale, a of the form "cosine"; a tensor [H] as [H, 1, 1], anything else as it is.
+    Raise an error if the result does not broadcast to [B, H, 1, 1], or if the form has no scale and
+    the scale is not 1.
     """
     if form != "cosine" and (isinstance(scale, Tensor) or scale != 1):
         raise RopeError(
@@ -231,6 +239,7 @@ class _KernelAttention(torch.autograd.Function):
         kv_sum, k_sum  the state before the first token: sums over keys of feature x value, of
                        features
         scale          a of the form "cosine"; None for the other forms
+        call           the other arguments: spec, feature, positions, padding and eps
         """
         ctx.call = call
         ctx.save_for_backward(q, k, v, kv_sum, k_sum, scale)
@@ -248,7 +257,8 @@ class _KernelAttention(torch.autograd.Function):
             for t, need in zip(ctx.saved_tensors, needed, strict=True)
         ]
         q, k, v, kv_sum, k_sum, scale = inputs
-        # the kernels name one feature; plain torch has a form and, for "numerator", its feature map
+        # the kernels name one feature; plain torch has a form and, for "numerator", its feature
+        # map; "cosine" reads no feature map
         form, phi = ("cosine", "elu") if call.feature == "cosine" else ("numerator", call.feature)
         with torch.enable_grad():
             scale = 1.0 if scale is None else scale
@@ -273,7 +283,7 @@ class _KernelAttention(torch.autograd.Function):
 
 def identity_rope(head_dim: int) -> Rope:
     """Return a Rope that rotates by 0 everywhere, for linear attention whose positions are added
-    elsewhere, or that has none.
+    elsewhere, or that has no positions.
     """
     # only one pair rotates, by a frequency far below 2^-64 turns per step, which is rounded to 0
     return Rope(RopeSpec(head_dim=head_dim, rotary_dim=2, scaling=Linear(factor=1e30)))

@@ -70,7 +70,8 @@ def _decayed_sums(q: Tensor, k: Tensor, v: Tensor, rate: Tensor, chunk: int) -> 
     chunk  how many tokens' scores are formed at once
     """
     seq = q.shape[-2]
-    q, k, v = (in_chunks(t, chunk) for t in (q, k, v))  # [B, H, N, C, .]
+    # N chunks of C tokens, [B, H, N, C, .]
+    q, k, v = (in_chunks(t, chunk) for t in (q, k, v))
     place = torch.arange(chunk, device=q.device, dtype=q.dtype)
     rate = rate.view(-1, 1, 1)  # [H, 1, 1]
     distance = (place[:, None] - place).clamp(min=0)

@@ -4,6 +4,9 @@ the backward pass of all calls.
 A weight is a dot product of features, so later queries need only two sums over past keys: of key
 feature times value, and of key features. The forms "numerator", "cosine" and "rotated" are those of
 `ropewalk.attention.linear`: which features they have, `make_features` says.
+
+Shapes: B rows, H heads, S tokens in N chunks of C tokens; D dimensions of a head of q and k, Dv of
+v; F features of each token and head.
 """
 
 from __future__ import annotations
@@ -50,10 +53,11 @@ class State(NamedTuple):
 
 
 class Features(NamedTuple):
-    """Features of queries and keys, [B, H, S, F].
+    """Features of queries and keys, [B, H, S, F]: F features for each token and head.
 
     q, k              of the numerator, rotated
-    q_plain, k_plain  of the denominator, not rotated in the form "numerator"
+    q_plain, k_plain  of the denominator: not rotated in the form "numerator"; in the other forms
+                      the same as q and k
     """
 
     q: Tensor

@@ -4,7 +4,13 @@ can be merged.
 Memory stays bounded: the plain torch backend forms the scores of a block of queries at a time, the
 other backends those of a tile.
 
-A band limits the keys of a query by groups: low <= q_group - k_group < high, see `masks.Band`.
+Words of this module:
+  visible   the masks of a call (`masks.Visibility`); its `offset` is the number of cached keys
+            before the first query
+  band      limits the keys of a query by groups, such as chunks of positions: it sees those with
+            low <= q_group - k_group < high (`masks.Band`)
+  math      the backend that computes the definition in plain torch
+  shapes    B rows, H heads of q, Hk heads of k and v, Sq queries, Sk keys, D dimensions of a head
 """
 
 from __future__ import annotations
@@ -63,7 +69,7 @@ def run_math(call: Call) -> Partial:
     call = replace(call, k=call.k.to(compute_dtype), v=call.v.to(compute_dtype))
     # how many queries a block has
     rows = max(1, MOST_SCORES // max(1, call.q.shape[0] * call.q.shape[1] * k_len))
-    starts = range(0, max(1, q_len), rows)
+    starts = range(0, max(1, q_len), rows)  # one empty block if there are no queries
     whole = len(starts) == 1 or q_len == 0  # one block, which sees all keys
     # read back from the device once, for all blocks: skipping keys saves far more time than waiting
     # for the device costs
@@ -121,10 +127,10 @@ def _block(call: Call, start: int, stop: int, first_key: int, stop_key: int) -> 
     if first_key == stop_key:
         lse = k.new_full((*call.q.shape[:2], stop - start), float("-inf"))
         return Partial(lse.unsqueeze(-1).new_zeros(*lse.shape, v.shape[-1]), lse)
-    groups = call.q.shape[1] // k.shape[1]
-    q = call.q[:, :, start:stop].to(k.dtype).unflatten(1, (-1, groups))  # [B, Hk, G, S, D]
-    # the heads of a group share their keys: one product with all of their queries
-    scores = ((q * call.scale).flatten(2, 3) @ k.mT).unflatten(2, (groups, -1))
+    sharing = call.q.shape[1] // k.shape[1]  # how many query heads share a head of k and v
+    q = call.q[:, :, start:stop].to(k.dtype).unflatten(1, (-1, sharing))  # [B, Hk, sharing, S, D]
+    # one product with the queries of all heads that share their keys
+    scores = ((q * call.scale).flatten(2, 3) @ k.mT).unflatten(2, (sharing, -1))
     visible = call.visible.part(start, stop, first_key, stop_key)
     bias = (
         None if call.bias is None else part_of_scores(call.bias, start, stop, first_key, stop_key)
@@ -135,8 +141,9 @@ def _block(call: Call, start: int, stop: int, first_key: int, stop_key: int) -> 
     if mask is not None:
         while mask.ndim < 4:
             mask = mask.unsqueeze(0)
-        # [B, Hk, G, S, N], or 1 instead of Hk and G if it is the same for all heads
-        mask = mask.unflatten(1, (-1, groups)) if mask.shape[1] > 1 else mask.unsqueeze(2)
+        # [B, Hk, sharing, S, keys], or 1 instead of Hk and sharing if the mask is the same for all
+        # heads
+        mask = mask.unflatten(1, (-1, sharing)) if mask.shape[1] > 1 else mask.unsqueeze(2)
         scores = (
             scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
         )
@@ -147,7 +154,7 @@ def _block(call: Call, start: int, stop: int, first_key: int, stop_key: int) -> 
     total = weights.sum(dim=-1, keepdim=True)
     # so that the gradient of a query without keys is not NaN
     safe = torch.where(total > 0, total, 1.0)
-    out = (weights.flatten(2, 3) @ v).unflatten(2, (groups, -1)) / safe
+    out = (weights.flatten(2, 3) @ v).unflatten(2, (sharing, -1)) / safe
     lse = torch.where(total > 0, top + safe.log(), float("-inf")).squeeze(-1)
     return Partial(out.flatten(1, 2), lse.flatten(1, 2))
 

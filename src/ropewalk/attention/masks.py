@@ -1,5 +1,8 @@
 """Visibility: which keys a query may attend to, by causality, window, documents, padding, a band
-and the caller's mask. Documents are packed sequences: a query attends only to its own one.
+and the caller's mask.
+
+Documents are packed sequences: a query attends only to its own one. A band belongs to attention
+that is computed in pieces: it holds the pairs of tokens that one piece scores.
 """
 
 from __future__ import annotations
@@ -218,6 +221,6 @@ class Visibility:
             allowed = allowed & self.padding[b, k]
         if self.q_documents is not None and self.k_documents is not None:
             allowed = allowed & (self.q_documents[b, q] == self.k_documents[b, k])
-        if self.mask is not None:  # [B, H, Sq, Sk]
+        if self.mask is not None:  # boolean, expanded to [B, H, Sq, Sk] by `flex.run`
             allowed = allowed & self.mask[b, h, q, k]
         return allowed if self.band is None else allowed & self.band.at(b, q, k)

@@ -51,8 +51,8 @@ def path_scores_in_chunks(
     """Return the scores [.., S, E + S] and all keys [.., E + S, D], reflected by all tokens so far,
     for the next call.
 
-    q, k, w and beta are as in `path_scores`; `earlier` are the keys [.., E, D] that an earlier call
-    returned.
+    q, k, w and beta are as in `path_scores`; `earlier` are the E keys [.., E, D] that an earlier
+    call returned. Reflections are multiplied within chunks of `chunk` tokens.
     """
     count, rows = q.shape[-2], []
     keys = k[..., :0, :] if earlier is None else earlier

@@ -4,6 +4,12 @@ that a model was trained with.
 Plain RoPE scores query i and key j by their distance i - j. A remapping replaces it by a smaller
 distance for far keys. It consists of pieces: each piece is attention between some of the (query,
 key) pairs, with queries and keys rotated at positions of its own.
+
+Words of this module:
+  Band(q, k, low, high)  the pairs of a piece: those of a query and a key whose groups, the integers
+                         q and k, have low <= q - k < high; groups are positions or chunks of them
+  trained, served        the longest sequence that a model was trained with, and the one that it
+                         shall take
 """
 
 from __future__ import annotations
@@ -251,6 +257,9 @@ class DualChunk(Remapping):
 
     @classmethod
     def for_length(cls, trained: int, served: int) -> DualChunk:
+        """Return a DualChunk whose `chunk` is three quarters of the trained length and whose
+        `local` is an eighth of it, whatever the served length is.
+        """
         return cls(max(2, 3 * trained // 4), max(1, trained // 8))
 
 

@@ -82,8 +82,9 @@ def check_remapping(
         raise RopeError(
             "remapping", "is defined for causal attention only; pass causal=True", remapping
         )
-    slowdown = getattr(remapping, "slowdown", 1)
-    if slowdown > 1:  # refuses a spec whose frequencies cannot be divided
+    slowdown = getattr(remapping, "slowdown", 1)  # only LeakyReRope has one
+    if slowdown > 1:
+        # refuses a spec whose frequencies cannot be divided
         slowed_spec(encoding.rope.spec, slowdown)
     return remapping
 
@@ -134,7 +135,7 @@ def remapped_attention(
         `slowdown`.
         """
         x = k if key else q
-        # a spec that is slowed has no scaling, so it needs no length
+        # a spec that is slowed has no other scaling, so it needs no length
         if slowdown > 1:
             return rotation.rotate(
                 x, slowed_spec(layer.encoding.rope.spec, slowdown), positions, key=key

@@ -99,6 +99,7 @@ def visible_keys(
     """
     visible = torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows)
     if order is not None and order.documents is not None:
+        # a call with documents has no earlier tokens, so there are as many keys as queries
         visible = visible & (
             order.documents.unsqueeze(-1) == order.documents.unsqueeze(-2)
         ).unsqueeze(1)

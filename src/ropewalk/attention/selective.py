@@ -6,6 +6,13 @@ phi_p is computed from token p and the three before it; phi = 1 everywhere is Ro
 
 With linear attention the sum of angles need not be kept: the state itself rotates back by each
 step, and the newest key is added unrotated.
+
+Words of this module:
+  step, angle  the angle that one token adds, tau phi_p, and the sum of the steps up to a token
+  P            the number of pairs of a head, D / 2: dims i and i + D / 2 are a pair (the layout
+               "half"), and rotate by an angle of their own
+  order        how the tokens of each row were sorted by document, with padding last
+               (`row_order.RowOrder`); None: there are neither documents nor padding
 """
 
 from __future__ import annotations
@@ -134,7 +141,7 @@ def linear_by_steps(
     """Return the same as `linear_by_sums`, token by token:
     kv_state <- decay * R(-step) kv_state + k v^T, out = q^T kv_state.
 
-    Takes time linear in S and keeps no growing sum of angles.
+    Takes time linear in S and keeps no growing sum of angles. Arguments as in `linear_by_sums`.
     """
     kv_state = (
         q.new_zeros(*k.shape[:-2], k.shape[-1], v.shape[-1]) if kv_state is None else kv_state
@@ -249,6 +256,7 @@ class SelectiveAttention(TokenDrivenAttention[SelectiveState]):
             # padding adds nothing and lets nothing decay
             k, log_decay = k * order.real[:, None, :, None], log_decay * order.real[:, None]
         if order is not None and order.documents is not None:
+            # real=None: the keys of padding are 0, so they need not be hidden
             seen = visible_keys(x.shape[1], x.shape[1], order, real=None, device=x.device)
             out, kv_state = linear_by_sums(q, k, v, steps, log_decay, seen=seen)
         else:

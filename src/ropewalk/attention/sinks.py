@@ -15,7 +15,8 @@ def attend_with_sinks(
     call: Call, sinks: Tensor, backend: str | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Return attention whose softmax has one more term, exp(sinks[h]) for head h, with no value;
-    and the weights on the keys if the call wants them, else None.
+    and the weights on the keys if the call wants them, else None. `backend` is a name in
+    LSE_BACKENDS; None: the best one.
     """
     if call.dropout:
         raise RopeError(

@@ -1,5 +1,11 @@
 """Attention: multi-head softmax attention with any encoding, grouped heads, masks, packed documents
 and a KV cache.
+
+Words of this module:
+  encoding    where positions enter: `embed` adds them to x, `rotate` turns q and k, `bias` is added
+              to the scores, `value_bias` to the output; an encoding does some of these, or none
+  visible     the masks of a call, `masks.Visibility`
+  remapping   replaces the distances by which RoPE scores far tokens, see `attention.remap`
 """
 
 from __future__ import annotations
@@ -36,7 +42,9 @@ class Attended(NamedTuple):
 
 
 def as_encoding(encoding: Encoding | RopeSpec | str, sizes: Sizes) -> Encoding:
-    """Return the encoding given as an instance, as a spec (RoPE) or by name."""
+    """Return the encoding given as an instance, as a spec (RoPE) or by name; `sizes` are those of
+    its attention layer.
+    """
     if isinstance(encoding, Encoding):
         return encoding
     if isinstance(encoding, RopeSpec):
@@ -216,7 +224,7 @@ class SoftmaxAttention(nn.Module):
         return_weights: bool,
     ) -> Call:
         """Return the call of this layer's attention: with its scale, its dropout in training, and
-        without keys that no query sees.
+        without keys that no query sees. `return_weights`: the caller wants the weights.
         """
         # value_bias needs the weights even if the caller does not
         wants_weights = return_weights or type(self.encoding).value_bias is not Encoding.value_bias
@@ -307,7 +315,7 @@ class SoftmaxAttention(nn.Module):
         seen = cache.append(k, v, positions, padding)
         k = seen.k
         if not keeps_rotated:
-            length = cache.next_positions
+            length = cache.next_positions  # of each row: its largest position + 1
             q = self._rotated_query(q, positions, length)
             k = self.encoding.rotate(k, seen.positions, key=True, length=length)
         # torch's fused kernels are faster without a mask, so pass none if all tokens are real
@@ -321,6 +329,7 @@ class SoftmaxAttention(nn.Module):
 
     def _rotated(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return q and k with their positions applied by the encoding."""
+        # unless a subclass of Rotary rotates in another way
         if isinstance(self.encoding, Rotary) and type(self.encoding).rotate is Rotary.rotate:
             return self.encoding.rope(q, k, positions)  # one launch rotates both
         return self.encoding.rotate(q, positions, key=False), self.encoding.rotate(
@@ -328,6 +337,7 @@ class SoftmaxAttention(nn.Module):
         )
 
     def _rotated_query(self, q: Tensor, positions: Tensor, length: int | Tensor | None) -> Tensor:
+        """Return q rotated; `length` is that of the sequence, for frequencies that depend on it."""
         return self.encoding.rotate(q, positions, key=False, length=length)
 
     def _rotated_values(self, v: Tensor, positions: Tensor) -> Tensor:

@@ -66,8 +66,8 @@ FACTORS: dict[type[Temperature], Callable[..., Tensor]] = {
 
 
 def factor(temperature: Temperature, positions: Tensor, **learned: Tensor) -> Tensor:
-    """Return the factors of queries at integer `positions` of any shape, in float64; the learned
-    numbers of the temperature must broadcast with the positions.
+    """Return the factors of queries at integer `positions` of any shape, in float64. `learned` has
+    the learned numbers of the temperature by name, which must broadcast with the positions.
     """
     return FACTORS[type(temperature)](temperature, positions, **learned)
 

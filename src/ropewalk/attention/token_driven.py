@@ -52,7 +52,7 @@ class TokenDrivenAttention(nn.Module, Generic[State]):
                    takes no state and returns None for it
         """
         # the encoding depends on the tokens before, so each row is sorted: documents one after the
-        # other, padding last
+        # other, padding last; a call with both documents and a state is refused
         order = row_order(x, padding, documents, state is not None)
         if not x.shape[1]:  # without tokens the state stays as it is
             return self.o_proj(x.new_zeros(x.shape[0], 0, self.o_proj.in_features)), state

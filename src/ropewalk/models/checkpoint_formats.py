@@ -16,8 +16,8 @@ _LEGACY_SUFFIXES = tuple("." + name for name in LEGACY_STATE if name != "weight"
 
 
 def is_legacy(name: str) -> bool:
-    """Return whether a tensor holds rotary frequencies or tables, which follow from the config and
-    are not loaded.
+    """Return whether the tensor of this name holds rotary frequencies or tables, which follow from
+    the config and are not loaded.
     """
     return ("." + name).endswith(_LEGACY_SUFFIXES)
 

@@ -3,6 +3,9 @@ every size is checked.
 
 Words of this module:
   state        a model's weights by our names, as of `state_dict`
+  source       the Hugging Face folder or the GGUF file that is read
+  hf_name      the name of a tensor in the source, which is that of transformers
+  format       a CheckpointFormat: how a model_type names its weights and writes its config
   part         one of the tensors, one below the other by rows, that a file may store instead of a
                whole weight: q, k and v of a packed projection, or each expert's matrix
   pair layout  which two dims of a head rotate together: (i, i + n) or (2i, 2i + 1)
@@ -184,6 +187,8 @@ def _save_gguf(model: nn.Module, path: str | os.PathLike[str], tensor_type: str 
     if not isinstance(config, DecoderConfig):
         rule = "must be a Decoder (Llama, Mistral, Qwen 2, Qwen 3) to be written to a GGUF file"
         raise RopeError("model", rule, type(model).__name__)
+    # the format of a Llama: all Decoders have the same names of weights in transformers, which
+    # write_gguf translates
     checkpoint_format, state = SAVED_AS[DecoderConfig], model.state_dict()
     _check_model(model, state, _build_empty(checkpoint_format, config))
     write_gguf(

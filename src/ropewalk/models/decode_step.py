@@ -306,8 +306,8 @@ class DecodeStep:
         return launch.normed(x, norm, self.normed), None
 
     def start(self, prompt_caches: list[KVCache]) -> None:
-        """Copy the keys and values of the prompt, whose rows may be padded on the left, and set the
-        counters after it.
+        """Copy the keys and values of the prompt from the cache of each layer, and set the counters
+        after the prompt. Its rows may be padded on the left.
         """
         #: how many tokens the cache holds
         self.size = size = len(prompt_caches[0])

@@ -80,6 +80,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config, self.invariant = config, invariant
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        # the config sets head_dim; `or 0` only satisfies the type checker
         sizes = Sizes(config.num_heads, config.head_dim or 0, config.hidden_size, config.length)
         # an encoding that is added to the embeddings; all others are in the layers
         self.encoding = as_encoding(config.input_encoding, sizes) if config.input_encoding else None
@@ -214,7 +215,7 @@ class Decoder(nn.Module):
         """
         check_tokens(tokens)
         layer_caches = check_caches(caches, len(self.layers))
-        if positions is None:  # the first layer's, which all layers use
+        if positions is None:  # the first layer computes the default ones, which all layers use
             positions = next_positions(caches, padding, documents, tokens, self.layers[0].self_attn)  # type: ignore[arg-type]
         x = self.embed_tokens(tokens)
         if self.encoding is not None:

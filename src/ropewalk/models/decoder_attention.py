@@ -42,6 +42,7 @@ class PackedAttention(SoftmaxAttention):
         named = "none" if config.input_encoding else config.layer_encoding(layer_type)
         choices = Choices(
             window=config.window if layer_type in WINDOWED else None,
+            # the config has set it; `or 0.0` is for the type checker
             dropout=config.attention_dropout or 0.0,
             temperature=config.layer_temperature(layer_type),
             remapping=config.layer_remapping(layer_type),
@@ -49,8 +50,8 @@ class PackedAttention(SoftmaxAttention):
         sizes = Sizes(heads[0], heads[2], hidden, config.length)
         super().__init__(heads, as_encoding(named, sizes), choices)
         width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        # drawn and dropped: the weights that a seed gives depend on how many random numbers are
-        # drawn before them
+        # drawn and dropped, so that a seed keeps giving the same weights: they depend on how many
+        # random numbers are drawn before them
         for out in (width, kv_width, kv_width):
             nn.Linear(hidden, out, bias=False)
         # an encoding may turn each query into several, whose outputs are projected together
@@ -131,6 +132,7 @@ class PackedAttention(SoftmaxAttention):
         q_norm, k_norm = self.q_norm, self.k_norm
         if not (isinstance(q_norm, nn.RMSNorm) and isinstance(k_norm, nn.RMSNorm)):
             return None
+        # `or 0.0` is for the type checker: why_not_head_norm refuses a norm without eps
         return QKNorm(q_norm.weight, k_norm.weight, q_norm.eps or 0.0)
 
     def why_not_head_norm(self) -> str | None:
@@ -163,7 +165,7 @@ class PackedAttention(SoftmaxAttention):
     ) -> Tensor:
         """Return the attention output [B, S, hidden] for x [B, S, hidden].
 
-        positions  of the tokens, [S] or [B, S]
+        positions  of the tokens, [S], [B, S] or [axes, B, S]
         padding    boolean [B, S], True for real tokens; None: all are real
         documents  [B, S], the number of each token's document; None: each row is one document
         cache      earlier tokens, which x also attends to; x is added to it

@@ -3,9 +3,13 @@
 Words of this module:
   raw            the contents of a config.json, of which null keys were removed where they mean the
                  default, and to which the defaults of transformers were added
+  hf_config      the contents of a config.json that is written
+  model_type     as in config.json: a key of ARCHITECTURES
   ours, theirs   the name or value of this package, and that of transformers
   layer types    "full" and "sliding" (only the latest tokens are attended to) are rotated, "nope"
                  and "nope_sliding" are not; transformers names full_attention and sliding_attention
+  or 0           after a field of a DecoderConfig, which sets every size, this only satisfies the
+                 type checker
 """
 
 from __future__ import annotations
@@ -377,7 +381,7 @@ def _window_keys(config: DecoderConfig, model_type: str) -> dict[str, Any]:
     if model_type == "llama":  # has no window
         return {}
     keys = {"sliding_window": config.window, "use_sliding_window": config.window is not None}
-    if model_type in ("mistral", "ministral3", "qwen3_moe"):
+    if model_type in ("mistral", "ministral3", "qwen3_moe"):  # have one type for all layers
         return keys
     names = [
         "sliding_attention" if each.endswith("sliding") else "full_attention"

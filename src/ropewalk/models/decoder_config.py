@@ -46,6 +46,8 @@ class DecoderConfig:
     num_experts   0: one feed-forward network per layer; else a mixture of experts in all layers but
                   `dense_layers`. Each token uses `experts_per_token` of them, weighted by the
                   router's softmax over all experts, renormalised if `norm_topk`
+    moe_intermediate_size  the inner width of one expert; None: `intermediate_size`
+    router_aux_coef  the factor of the experts' balance loss in `Decoder.loss`
     """
 
     vocab_size: int

@@ -51,7 +51,8 @@ def token_loss(x: Tensor, weight: Tensor, targets: Tensor, max_logits: int = MAX
     IGNORED targets do not count.
 
     x [T, hidden], weight [vocabulary, hidden], targets [T]. Loss and gradients equal those of
-    F.cross_entropy up to rounding; they are 0 if every target is IGNORED.
+    F.cross_entropy up to rounding; they are 0 if every target is IGNORED. About `max_logits` logits
+    are in memory at a time.
     """
     targets = targets.long()
     if torch.is_autocast_enabled(x.device.type):

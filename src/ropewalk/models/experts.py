@@ -83,7 +83,7 @@ class Experts(nn.Module):
         super().__init__()
         count, size, hidden = (
             config.num_experts,
-            config.moe_intermediate_size or 0,
+            config.moe_intermediate_size or 0,  # set by the config; `or 0` is for the type checker
             config.hidden_size,
         )
         self.activation = config.activation

@@ -268,7 +268,7 @@ def _caches_of(
     model: GeneratingModel, cache: Any, tokens: int, capacity: int | None, sinks: int
 ) -> Any:
     """Return the caches that `cache` names, or those that it is; None for no cache. A static one
-    holds `tokens` tokens if its capacity is not given.
+    holds `tokens` tokens if its capacity is not given. Other arguments as in `steps`.
     """
     if cache is None or cache == "none":
         return None
@@ -309,6 +309,7 @@ def _graph_opener(
         return None  # the cache itself raises the error when it is full
     reason = why_not_graph(model, tokens, cache)
     if reason is None:
+        # imported here, because it needs Triton, which why_not_graph has looked for
         from ropewalk.models.decode_step import captured_step
 
         held = capacity if cache == "static" and capacity is not None else tokens.shape[1] + new
@@ -324,7 +325,7 @@ def why_not_graph(model: GeneratingModel, tokens: Tensor, cache: Any = "growing"
         return "a graph needs a growing or static cache of its own"
     if reason := why_no_triton(tokens):
         return reason
-    from ropewalk.models import decode_step
+    from ropewalk.models import decode_step  # needs Triton
 
     return decode_step.why_not(model, tokens)
 
@@ -333,15 +334,15 @@ def _copy_to_host(flag: Tensor) -> Callable[[], bool]:
     """Start copying a flag to the host and return a function that waits for it."""
     if not flag.is_cuda:
         return lambda: bool(flag)
-    copy = torch.empty((), dtype=torch.bool, pin_memory=True)
-    copy.copy_(flag, non_blocking=True)
+    on_host = torch.empty((), dtype=torch.bool, pin_memory=True)
+    on_host.copy_(flag, non_blocking=True)
     copied = torch.cuda.Event()
     copied.record()
 
     def wait() -> bool:
         """Wait for the copy and return the flag."""
         copied.synchronize()
-        return bool(copy)
+        return bool(on_host)
 
     return wait
 

@@ -7,6 +7,8 @@ Words of this module:
   keys       metadata of the file
   layout     which dims of a head rotate together: "half" is (i, i + n), which transformers and our
              weights have, "interleaved" is (2i, 2i + 1), which llama.cpp has for some architectures
+  or 0       after a field of a DecoderConfig, which sets every size, this only satisfies the type
+             checker
 """
 
 from __future__ import annotations
@@ -151,7 +153,7 @@ def _weights(
     tensor_type: str | None,
 ) -> dict[str, _Weight]:
     """Return the tensors to write, by their names in the file; rows of q and k are put into the
-    layout of the file.
+    layout of the file, which `rope` names. `tensor_type` as in `write_gguf`.
     """
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[name.upper()], config.num_layers)
     weights = {}
@@ -170,6 +172,7 @@ def _weights(
         # only the rows of q and k depend on the layout; "half" leaves a weight as it is
         is_rotated = re.search(r"\.[qk]_proj\.", hf_name) is not None
         layout = rope.layout if is_rotated else "half"
+        # the package translates a name without its ending, which both names have
         weights[names.get_name(hf_name, (".weight", ".bias"))] = _Weight(
             shape,
             written_type,

@@ -3,6 +3,12 @@
 The result of a token depends only on itself and the tokens before it in its row: not on other rows,
 the row's place in the batch, how a prompt is divided into chunks, or how many of the tokens a cache
 held already. So generation and a forward over the finished text give the same logits, bit for bit.
+
+Words of this module:
+  product      of `kernels.invariant`: x @ weight^T + bias, plus `residual` if given; with gate=True
+               silu(first half) * second half of its columns
+  plain_spec   the spec of a layer's rotation, or one that rotates by 0 if the layer does not rotate
+  packed       q, k and v of every token in one row, as one product gives them
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def empty_caches(
 
 def check_caches(caches: Sequence | None, num_layers: int) -> Sequence:
     """Return the caches, or a list of None if there are none; raise an error if their number or
-    their type is wrong.
+    their type is wrong. An entry may be None: that layer has no cache.
     """
     if caches is None:
         return [None] * num_layers

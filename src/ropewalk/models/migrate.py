@@ -195,14 +195,16 @@ def _roles(model: nn.Module) -> dict[str, set[str]]:
                 roles[name] = {"query_key", "attention"} if is_query_key else {"attention"}
             elif isinstance(module, Encoding | Rope):
                 roles[name] = {"positional"}
+            # a table of positions inside an encoding stays positional
             elif isinstance(module, nn.Embedding) and roles[name] != {"positional"}:
                 roles[name] = {"embedding"}
     return roles
 
 
 def _is_copied(name: str, old: Tensor, new: Tensor, source: nn.Module, model: nn.Module) -> bool:
-    """Return whether a weight is copied: one of the head only if both heads have the same class and
-    the weight the same shape. Raise an error if a weight outside the head has another shape.
+    """Return whether the weight `old` of `source` is copied to `new` of `model`: one of the head
+    only if both heads have the same class and the weight the same shape. Raise an error if a weight
+    outside the head has another shape. Only a RoFormer has a module named `head`.
     """
     part = name.split(".")[0]
     if part == "head":
@@ -224,7 +226,7 @@ def _weights_outside_encodings(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _positional_names(model: nn.Module) -> dict[str, None]:
-    """Return the names of the weights inside encodings, in order."""
+    """Return the names of the weights inside encodings, in order, as the keys of a dict."""
     modules = (
         path for path, module in model.named_modules() if isinstance(module, Encoding | Rope)
     )

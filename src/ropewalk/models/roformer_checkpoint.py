@@ -1,5 +1,10 @@
 """RoFormer checkpoints: the weight names of Hugging Face RoFormer and BERT, and conversion of
 loaded transformers models.
+
+Words of this module:
+  ours, theirs  the beginning of a name of our weight, and of the same weight in transformers
+  hf_name       the whole name of a weight in transformers
+  model_type    "roformer" or "bert", with which most of their names begin
 """
 
 from __future__ import annotations
@@ -143,7 +148,7 @@ def load_weights(
     model: RoFormer, weights: Mapping[str, Tensor], model_type: str = "roformer"
 ) -> None:
     """Load weights with transformers' names into `model`; raise an error that names the weights
-    that are missing, unexpected or of another shape. Those that `name_from_hf` maps to None are
+    that are missing, unexpected or of another shape. Weights that `name_from_hf` maps to None are
     skipped.
     """
     renamed = (

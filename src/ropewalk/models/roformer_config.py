@@ -1,5 +1,11 @@
 """RoFormerConfig: everything that defines a RoFormer or BERT, read from and written to Hugging Face
 configs.
+
+Words of this module:
+  v1, v2        RoFormer has layer norms and biases; RoFormer v2 norms without weights, no biases
+  hf_config     the contents of a config.json
+  "ropewalk"    the key of config.json for fields that transformers has no key for
+  ours, theirs  the name or value of this package, and that of transformers
 """
 
 from __future__ import annotations
@@ -233,6 +239,8 @@ class RoFormerConfig:
                 "twice as wide as the head"
             )
             raise RopeError("rotary_value", rule, self.rotary_value)
+        # with a cache, which only a causal model has, the length grows from call to call, and with
+        # it the angles of all values
         if (
             self.rotary_value
             and self.causal

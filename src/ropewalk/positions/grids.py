@@ -34,7 +34,7 @@ def grid(
         raise RopeError(
             "start", f"must be one integer or one for each of the {len(sizes)} axes", start
         )
-    # at most 2^62 on either side of 0
+    # the upper bound is 2^62 by default
     starts = [integer("start", first, low=-(2**62)) for first in starts]
     lines = [
         torch.arange(first, first + size, device=device)

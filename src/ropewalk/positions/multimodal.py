@@ -210,8 +210,8 @@ def _runs_of(
 
 def _grid_run(segment: Image | Video, first: int, time_merge: int, merge: int, origin: str) -> _Run:
     """Return the run of tokens of an image or a video that begins at position `first`; `origin`
-    ("start", "zero" or "time", see `multimodal`) places its rows and columns. Raise an error if its
-    sides are no multiples of the merged blocks.
+    ("start", "zero" or "time") places its rows and columns; it and the merges are as in
+    `multimodal`. Raise an error if its sides or frames are no multiples of the merged blocks.
     """
     if isinstance(segment, Image):  # a single frame, so there are none to merge
         frames, interval, time_merge = 1, 1.0, 1

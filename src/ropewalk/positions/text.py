@@ -28,14 +28,14 @@ def consecutive(
                 "device", f"must be the device of offset, {offset.device}, or left out", str(device)
             )
         return offset.to(torch.int64).unsqueeze(-1) + torch.arange(seq, device=offset.device)
-    integer("offset", offset, low=-(2**62))  # at most 2^62 on either side of 0
+    integer("offset", offset, low=-(2**62))  # the upper bound is 2^62 by default
     return torch.arange(offset, offset + seq, device=device)
 
 
 def packed(cu_seqlens: Integer[Tensor, "N"], total: int | None = None) -> Int[Tensor, "T"]:
     """Return positions that start again at every boundary of packed sequences.
 
-    cu_seqlens  [N + 1] = 0, end of the first sequence, end of the second, ...
+    cu_seqlens  [N]: 0, the end of the first sequence, the end of the second, ...
     total       the number of tokens; needed where cu_seqlens is not on the CPU, and under
                 torch.compile, to avoid a read-back. Tokens past the last boundary are one more
                 sequence
