@@ -107,6 +107,16 @@ SMOLLM3 = {
 FULL_FIRST = ("full_attention", "sliding_attention", "sliding_attention")
 #: a factor and a trained length under names of llama.cpp, without a scaling's name
 OF_LLAMA_CPP = {"rope_scaling_factor": 4.0, "rope_scaling_orig_ctx_len": 2048}
+#: sizes that no model of the family was published with
+LLAMA4_SMALL = {
+    "model_type": "llama4_text",
+    "hidden_size": 3072,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 24,
+    "vocab_size": 202048,
+    "max_position_embeddings": 8192,
+}
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 GPTJ = {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": 64, "n_positions": 2048}
 HUNYUAN = {
@@ -853,15 +863,13 @@ BROKEN = [
         {**LLAMA, "model_type": "chatglm", "rope_ratio": 50, "rope_theta": 1000000.0},
         None,
     ),
-    Broken(
-        "rope_of_fixed_family", {**GPTJ, "rope_scaling": LINEAR}, {**GPTJ, "rope_scaling": None}
-    ),
+    Broken("rope_of_fixed_family", {**GPTJ, "rope_scaling": LINEAR}, None),
     Broken(
         "alpha_beside_another_type",
         {**HUNYUAN, "rope_scaling": {"type": "yarn", "alpha": 1000.0, "factor": 1.0}},
         {**HUNYUAN, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
     ),
-    Broken("published_theta_of_family", {**QWEN3_8B, "hidden_size": 3072, "rope_theta": 1e4}, None),
+    Broken("published_theta_of_family", {**LLAMA4_SMALL, "rope_theta": 10000.0}, None),
     Broken(
         "published_key_differs",
         {**QWEN_1, "use_dynamic_ntk": False},

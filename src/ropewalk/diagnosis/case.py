@@ -78,6 +78,13 @@ class Examination:
         """What the model's code fixes."""
         return family_of(self.model_type)
 
+    @property
+    def own_code(self) -> bool:
+        """Whether code that comes with the weights reads the config, and no class that is known: it
+        may have scalings of its own.
+        """
+        return not self.family.known and "auto_map" in self.root
+
     def ropes(self) -> list[tuple[str, dict[str, Any]]]:
         """Return (place, rope) of every rope, itself and not a copy; its place is the path of its
         key, such as "rope_parameters.full_attention" for the rope of one layer type.

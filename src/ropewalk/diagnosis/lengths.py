@@ -500,7 +500,7 @@ def short_under_yarn(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def dynamic_without_length(case: Examination, row: Mistake) -> Facts | None:
     """Find dynamic NTK without max_position_embeddings, the length from which its theta grows."""
-    if case.rope_type != "dynamic" or case.get("alpha") is not None:
+    if case.rope_type != "dynamic" or case.get("alpha") is not None or _is_fixed(case):
         return None
     if case.text.get(SERVED_LENGTH_KEY) is not None:
         return None

@@ -46,6 +46,7 @@ def _without_rotation(case: Examination, row: Mistake) -> bool:
     if error is None:
         return False
     unknown = error.field == "rope_parameters or rope_theta"
+    unknown |= case.own_code and error.field in ("rope_type", "type")
     unknown |= error.field == "rope_parameters" and case.model_type in row.keys
     return family.refused is not None or _switched_off(case, error) or unknown
 
@@ -148,7 +149,7 @@ def rope_of_fixed_family(case: Examination, row: Mistake) -> Facts | None:
     rope = case.flat()
     if has is None or rope is None or type_of(rope) in (None, "default"):
         return None
-    facts = {"key": case.ropes()[0][0], "value": type_of(rope), "has": has, "rope": rope}
+    facts = {"key": case.ropes()[0][0], "value": type_of(rope), "has": has}
     return {**facts, "model": case.model_type}
 
 

@@ -343,7 +343,7 @@ def type_is_ntk(case: Examination, row: Mistake) -> Facts | None:
     scaling of transformers; `names` has such types.
     """
     rope = case.flat()
-    if rope is None or plain(type_of(rope)) not in row.names:
+    if rope is None or plain(type_of(rope)) not in row.names or case.own_code:
         return None
     factor, theta = positive(rope.get("factor")), positive(case.get("rope_theta"))
     width = case.head_dim
@@ -378,6 +378,8 @@ def raise_theta(case: Examination, row: Mistake, facts: Facts) -> None:
 def type_unknown(case: Examination, row: Mistake) -> Facts | None:
     """Find a rope_type that no scaling has; `names` has {a key that one scaling alone has: it}."""
     known = {*keys.rope_types(), *keys.ROPE_TYPE_ALIASES}
+    if case.own_code:
+        return None
     for place, rope in case.ropes():
         name = type_of(rope)
         if name is not None and not (isinstance(name, str) and name in known):

@@ -63,7 +63,8 @@ def qk_norm_rope(
     length     one length for all sequences, needed only by length-dependent scalings; `Rope` also
                takes one for each row
     backend    "triton", "definition", or None: the kernel if it supports the call (`why_not` says
-               why not) and torch.compile is not at work, else the definition
+               why not), else the definition. Under torch.compile, without a cache, it is always
+               the definition, which the compiler fuses itself
     config     how the kernel divides its work; None picks one of `CONFIGS`
 
     Returns (q, k) without a cache, with gradients to q, k and the norm's weights. With a cache it
