@@ -309,7 +309,6 @@ class _Question:
             self.why = reasons(text)
             self.text, self.left_out = readable(usual(text))
             self.specs, self.explanation = read_specs(self.text, "exact")
-        self._cases: dict[int, dict[str, ServedLayer]] = {}
 
     @cached_property
     def cases(self) -> dict[str, ServedLayer]:
@@ -349,7 +348,7 @@ class _Question:
                 f"not known: what the class does with {part}"
             )
         written = replace(self.cases[layer_type], config=self.original, length=length)
-        if (problem := length_problem(release, written)) is not None:
+        if (problem := length_problem(release, written, self.releases)) is not None:
             return EngineReading(written, release.read).fail(problem)
         if (without_model := release.has_no_model(written, self.releases)) is not None:
             return without_model

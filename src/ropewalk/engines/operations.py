@@ -12,7 +12,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ropewalk.axes import AxisMap
-from ropewalk.engines.case import OUTER_TYPE, TRAINED, ServedLayer, ropes_by_layer_type
+from ropewalk.engines.case import (
+    LENGTH_KEYS,
+    OUTER_TYPE,
+    TRAINED,
+    ServedLayer,
+    ropes_by_layer_type,
+)
 from ropewalk.engines.reading import EngineReading, mscale
 from ropewalk.engines.rules import OPERATIONS, Release, Releases, Rule
 from ropewalk.frequencies import SCALINGS, Default, Dynamic, LongRope, Scaling, Yarn
@@ -97,7 +103,7 @@ def _note(reading: EngineReading, rule: Rule, release: Release, releases: Releas
 @_operation("refuse above the served length")
 def _limit(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """The engine refuses to start for more than the config's served length, times a factor."""
-    if exceeds_served_length(release, reading.case):
+    if exceeds_served_length(release, reading.case, releases):
         reading.fail(f"refused: {rule.text(reading)}")
 
 
@@ -597,20 +603,49 @@ def _is_read(release: Release, case: ServedLayer) -> bool:
     )
 
 
-def length_problem(release: Release, case: ServedLayer) -> str | None:
+def length_problem(release: Release, case: ServedLayer, releases: Releases) -> str | None:
     """Return why the engine cannot compute its served length from the config; None if it can."""
     factor = _factor_of_length(release, case)
-    if isinstance(factor, int | float):
+    if not isinstance(factor, int | float):
+        return "refused: the served length is multiplied by factor, which must be a number"
+    length = served_length(release, case, releases)
+    # an engine computes its default only if no length is asked for
+    if length is None or (case.limit_is_given and not release.length.get("always_integer")):
         return None
-    return "refused: the served length is multiplied by factor, which must be a number"
+    if not math.isfinite(length):
+        return "refused: the served length is multiplied by factor, which must be finite"
+    if not case.limit_is_given and release.length.get("above_zero") and length < 1:
+        return f"refused: the served length times the factor, {length:g}, must be at least 1"
+    return None
 
 
-def exceeds_served_length(release: Release, case: ServedLayer) -> bool:
+def served_length(release: Release, case: ServedLayer, releases: Releases) -> float | None:
+    """Return the longest sequence that the engine takes from the config, times its factor; None if
+    neither the config nor its class gives one.
+    """
+    how = release.length
+    lengths = {key: case.config.get(key) for key in how.get("keys", LENGTH_KEYS)}
+    if lengths.get("max_position_embeddings") is None:
+        lengths["max_position_embeddings"] = releases["hf"].served.get(case.model_type or "")
+    numbers = [length for length in lengths.values() if isinstance(length, int | float)]
+    if not numbers:
+        return None
+    length = min(numbers) if how.get("take") == "the smallest" else numbers[0]
+    return (_own_limit(release, case) or length) * _factor_of_length(release, case)
+
+
+def _own_limit(release: Release, case: ServedLayer) -> float | None:
+    """Return the length under the key `before` of the engine's `length`, which comes before the
+    other keys; None if it is no number.
+    """
+    limit = case.config.get(release.length.get("before", ""))
+    return limit if isinstance(limit, int | float) else None
+
+
+def exceeds_served_length(release: Release, case: ServedLayer, releases: Releases) -> bool:
     """Return whether the engine is asked to start for more tokens than the served length that it
     takes from the config.
     """
-    return (
-        case.limit_is_given
-        and case.max_position is not None
-        and case.max_model_len > _factor_of_length(release, case) * case.max_position
-    )
+    length, limit = served_length(release, case, releases), case.max_model_len
+    above = case.limit_is_given and length is not None and limit > length
+    return above and limit > (_own_limit(release, case) or 0)

@@ -186,6 +186,7 @@ class Release:
               `families` or `not_families`
     nulls     keys of a rope whose null the rules are about
     code      the model types that the engine can load, and what it says of others
+    served    {model type: the served length that its config class has if a config gives none}
     """
 
     engine: str
@@ -205,6 +206,7 @@ class Release:
     nulls_refused: Mapping[str, list[str]] = field(default_factory=dict)
     types: tuple[Mapping[str, Any], ...] = ()
     code: Mapping[str, Any] = field(default_factory=dict)
+    served: Mapping[str, int] = field(default_factory=dict)
 
     def take(
         self,
@@ -276,7 +278,10 @@ class Release:
         for rule in self.rules:
             if rule.then == "refuse" and rule.is_about_family and rule.matches(reading):
                 return reading.fail(f"refused: {rule.text(reading)}")
-            if rule.then == "refuse without needed keys" and rule.matches(reading):
+            # the rules of the rope are applied to a config that `from_hf` reads, and these rows are
+            # about the config as it is written
+            is_written = rule.then in ("refuse without needed keys", "refuse above the served length")
+            if is_written and rule.matches(reading):
                 OPERATIONS[rule.then](reading, rule, self, releases)
                 if reading.problem is not None:
                     return reading
@@ -445,6 +450,10 @@ def _release(
                 "code",
             )
             if key in text
+        }
+        own["served"] = {
+            **(base.served if base else {}),
+            **{name: row["length"] for row in text.get("served", []) for name in row["families"]},
         }
         families = frozenset(_names(text.get("families", []), lists))
         unread = tuple(
