@@ -148,11 +148,34 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "mscale written": lambda reading: bool(
         {"mscale", "mscale_all_dim"} & reading.case.rope_with_nulls.keys()
     ),
+    # some engines rotate all layers but each fourth one, whatever no_rope_layers says
+    "a fourth layer rotates": lambda reading: any(map(_is_fourth, _rotating(reading.case))),
+    "only fourth layers rotate": lambda reading: all(map(_is_fourth, _rotating(reading.case))),
+    "head_dim is qk_nope_head_dim": lambda reading: (
+        reading.case.config.get("head_dim") == reading.case.config.get("qk_nope_head_dim")
+    ),
     # whether the last position, not the length, is above the trained length
     "last position above trained": lambda reading: (
         reading.case.length - 1 > getattr(reading.spec.scaling, "original_length", 0)
     ),
 }
+
+
+def _rotating(case: ServedLayer) -> list[int]:
+    """Return the indices of the layers that rotate by `no_rope_layers`, which despite its name has
+    1 for them; without it, or if it is empty, by an interval, every fourth by default.
+    """
+    config = case.config
+    given, layers = config.get("no_rope_layers"), config.get("num_hidden_layers") or 0
+    if isinstance(given, list) and given:
+        return [index for index, rotates in enumerate(given) if rotates]
+    every = config.get("no_rope_layer_interval") or 4
+    return [index for index in range(layers) if (index + 1) % every]
+
+
+def _is_fourth(index: int) -> bool:
+    """Return whether a layer is the fourth, the eighth and so on."""
+    return (index + 1) % 4 == 0
 
 
 def _sections_for_another_part(case: ServedLayer) -> bool:

@@ -169,7 +169,7 @@ def _rotate(reading: EngineReading, rule: Rule, release: Release, releases: Rele
     head; `even`: an odd number is refused; `strict`: so are factors of LongRoPE that do not fit it.
     """
     case, values = reading.case, rule.values
-    size = case.spec.head_dim
+    size = reading.spec.head_dim
     width = _value(case, values["width"]) if "width" in values else None
     if width is None:
         width = int(size * _value(case, values.get("fraction", 1.0)))
@@ -346,12 +346,16 @@ def _ministral3(reading: EngineReading, rule: Rule, release: Release, releases: 
 
 @_operation("freeze ntk")
 def _freeze(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """Dynamic NTK has one base, that of factor times the trained length."""
+    """Dynamic NTK has one base: that of the config key `stretch`, or of factor times the trained
+    length.
+    """
     scaling = reading.spec.scaling
     assert isinstance(scaling, Dynamic)  # for the type checker
     # dynamic NTK stretches by factor * length / trained - (factor - 1); here length / trained is
     # the factor
     stretch = scaling.factor * scaling.factor - (scaling.factor - 1)
+    if "stretch" in rule.values:
+        stretch = _value(reading.case, rule.values["stretch"])
     reading.freeze_ntk(stretch, rule.text(reading), rule.source)
 
 

@@ -449,6 +449,31 @@ def lacks_factors(config: Config, key: str) -> bool:
     )
 
 
+def has_needed_ropes_misnamed(config: Config) -> bool:
+    """Return whether a family that needs a rope has ropes under names of no layer type alone."""
+    ropes = config.get("rope_parameters")
+    is_needed = family_of(config.get("model_type")).rope_required
+    return is_needed and bool(ropes) and without_a_layer_type(config) == [*(ropes or {})]
+
+
+def has_null_theta(place: Config) -> bool:
+    """Return whether a config or a rope writes theta as null."""
+    return place.get("rope_theta", 0) is None
+
+
+def has_null_name(rope: Config) -> bool:
+    """Return whether the key by which a rope names its scaling is null."""
+    key = "rope_type" if "rope_type" in rope else "type"
+    return rope.get(key, 0) is None
+
+
+def has_scaling_beside_layers(config: Config) -> bool:
+    """Return whether a config has ropes by layer type, and a rope in `rope_scaling` too."""
+    return isinstance(config.get("rope_scaling"), Mapping) and bool(
+        config["rope_scaling"] and ropes_by_layer_type(config)
+    )
+
+
 def _is_text(value: Any) -> bool:
     """Return whether a value is a text, a list or an object."""
     return isinstance(value, str | list | Mapping)

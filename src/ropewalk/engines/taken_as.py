@@ -31,6 +31,8 @@ from ropewalk.engines.rope_faults import (
     faulty,
     has_no_name,
     has_no_text_as_name,
+    has_null_name,
+    has_null_theta,
     has_odd_width,
     has_unknown_name,
     has_wrong_sections,
@@ -212,6 +214,21 @@ def _theta_instead(config: Config, theta: float) -> Config:
         return {**place, "rope_theta": theta} if is_no_number(place.get("rope_theta")) else place
 
     return with_ropes(change(config), change)
+
+
+def _theta_for_null(theta: float) -> Callable[[Config], Config]:
+    """Return a function that puts a theta in the place of null in a config and its ropes."""
+    return lambda config: with_places(
+        config, lambda place: {**place, "rope_theta": theta} if has_null_theta(place) else place
+    )
+
+
+def _added_to_full_layers(config: Config) -> Config:
+    """Return the config with the keys of `rope_scaling` in the rope of full layers."""
+    ropes, added = config["rope_parameters"], config["rope_scaling"]
+    full = {**(ropes.get("full_attention") or {}), **added}
+    changed = {**config, "rope_parameters": {**ropes, "full_attention": full}}
+    return without("rope_scaling")(changed)
 
 
 def _fraction_instead(config: Config, other: Config) -> Config:
@@ -439,6 +456,16 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "numbers in the rope": lambda config: with_ropes(
         config, lambda rope: {**rope, **{key: NUMBERS[key] for key in no_numbers(rope)}}
     ),
+    "no theta that is null": lambda config: with_places(
+        config, lambda place: without("rope_theta")(place) if has_null_theta(place) else place
+    ),
+    "theta 10,000 where it is null": _theta_for_null(10_000.0),
+    "theta 123,456 where it is null": _theta_for_null(123_456.0),
+    "unscaled where the name is null": _if(
+        has_null_name, lambda rope: _unscaled(_without_name(rope))
+    ),
+    "linear by 7 where the name is null": _if(has_null_name, _scaled(7.0)),
+    "rope_scaling added to the rope of full layers": _added_to_full_layers,
     "theta 10,000": lambda config: _theta_instead(config, 10_000.0),
     "theta 100,000": lambda config: _theta_instead(config, 100_000.0),
     "no fraction": lambda config: _fraction_instead(config, {}),

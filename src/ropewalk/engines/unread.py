@@ -28,14 +28,18 @@ from ropewalk.engines.rope_faults import (
     faulty,
     has_empty_name,
     has_factor_below_zero,
+    has_needed_ropes_misnamed,
     has_no_factor_list,
     has_no_name,
     has_no_sections,
     has_no_text_as_name,
+    has_null_name,
     has_null_needed,
+    has_null_theta,
     has_number_as_rope,
     has_odd_width,
     has_one_rope_for_all,
+    has_scaling_beside_layers,
     has_two_ropes,
     has_two_widths,
     has_unknown_name,
@@ -82,12 +86,16 @@ def _has(fault: str) -> Callable[[Config], bool]:
 
 #: why `from_hf` refuses a config that engines may read
 REASONS: dict[str, Callable[[Config], bool]] = {
+    "needed ropes under names of no layer type alone": has_needed_ropes_misnamed,
     NO_LAYER_TYPE: lambda config: bool(without_a_layer_type(config)),
     "number as the rope of a layer type": has_number_as_rope,
     "empty rope that is no object": lambda config: any(
         not config[key] for key in no_objects(config)
     ),
     "rope that is no object": lambda config: any(config[key] for key in no_objects(config)),
+    "theta that is null": lambda config: any(map(has_null_theta, places_of(config))),
+    "null as the name of a scaling": lambda config: any(map(has_null_name, all_ropes(config))),
+    "rope_scaling beside ropes of layer types": has_scaling_beside_layers,
     "width that is no integer": lambda config: any(is_no_width(config.get(key)) for key in WIDTHS),
     "text instead of a served length": lambda config: any(
         is_numeric_text(config.get(key)) for key in LENGTH_KEYS
@@ -243,10 +251,14 @@ FRAME = {"head_dim": 64, "rope_theta": 10_000.0}
 #: {reason: the name in TAKEN_AS by which the config is read to find its layer types and lengths,
 #: whatever engines do}
 USUAL = {
+    "needed ropes under names of no layer type alone": "an unscaled rope for every layer type",
     NO_LAYER_TYPE: "ropes of layer types alone",
     "number as the rope of a layer type": "no rope_parameters",
     "empty rope that is no object": "no rope that is no object",
     "rope that is no object": "no rope that is no object",
+    "theta that is null": "no theta that is null",
+    "null as the name of a scaling": "unscaled where the name is null",
+    "rope_scaling beside ropes of layer types": "no rope_scaling",
     "width that is no integer": "integer widths",
     "text instead of a served length": "integer lengths",
     "something else than a number in the rope": "numbers in the rope",
@@ -305,6 +317,9 @@ USUAL = {
 #: {reason: a second name in TAKEN_AS, which puts another value in the place of the faulty one}; an
 #: engine that computes the same from both configs does not read the value
 OTHER = {
+    "theta that is null": "theta 123,456 where it is null",
+    "null as the name of a scaling": "linear by 7 where the name is null",
+    "rope_scaling beside ropes of layer types": "rope_scaling added to the rope of full layers",
     "text instead of a served length": "an eighth of the served length",
     "empty rope that is no object": "linear by 7 instead of no object",
     "rope that is no object": "linear by 7 instead of no object",
