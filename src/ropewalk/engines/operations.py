@@ -137,7 +137,7 @@ def _set(reading: EngineReading, rule: Rule, release: Release, releases: Release
     if given.pop("unscaled", False):
         given["scaling"] = Default()
     if given.pop("whole", False):
-        given["rotary_dim"] = reading.case.spec.head_dim
+        given["rotary_dim"] = given.get("head_dim", reading.spec.head_dim)
     text = rule.text(reading, **{key: f"{value:g}" for key, value in _numbers(given).items()})
     reading.set_fields(rule.about, text, rule.source, **given)
 

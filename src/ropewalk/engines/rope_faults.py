@@ -463,8 +463,12 @@ def has_null_theta(place: Config) -> bool:
 
 def has_null_name(rope: Config) -> bool:
     """Return whether the key by which a rope names its scaling is null."""
-    key = "rope_type" if "rope_type" in rope else "type"
-    return rope.get(key, 0) is None
+    return rope.get("rope_type", 0) is None or has_null_type(rope)
+
+
+def has_null_type(rope: Config) -> bool:
+    """Return whether a rope has `type` alone to name its scaling, and it is null."""
+    return "rope_type" not in rope and rope.get("type", 0) is None
 
 
 def has_scaling_beside_layers(config: Config) -> bool:
@@ -506,6 +510,10 @@ FAULTS: dict[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
     "high_freq_factor below 0": (
         ("high_freq_factor",),
         lambda value: _is_number(value) and value < 0,
+    ),
+    "attention_factor of 0": (
+        ("attention_factor",),
+        lambda value: _is_number(value) and value == 0,
     ),
     "factor of 0": (("factor",), lambda value: _is_number(value) and value == 0),
     "factor below 0": (("factor",), lambda value: _is_number(value) and value < 0),

@@ -35,6 +35,7 @@ from ropewalk.engines.rope_faults import (
     has_no_text_as_name,
     has_null_name,
     has_null_needed,
+    has_null_type,
     has_null_theta,
     has_number_as_rope,
     has_odd_width,
@@ -94,7 +95,8 @@ REASONS: dict[str, Callable[[Config], bool]] = {
     ),
     "rope that is no object": lambda config: any(config[key] for key in no_objects(config)),
     "theta that is null": lambda config: any(map(has_null_theta, places_of(config))),
-    "null as the name of a scaling": lambda config: any(map(has_null_name, all_ropes(config))),
+    "null as type": lambda config: any(map(has_null_type, all_ropes(config))),
+    "null as rope_type": lambda config: any(map(has_null_name, all_ropes(config))),
     "rope_scaling beside ropes of layer types": has_scaling_beside_layers,
     "width that is no integer": lambda config: any(is_no_width(config.get(key)) for key in WIDTHS),
     "text instead of a served length": lambda config: any(
@@ -257,7 +259,8 @@ USUAL = {
     "empty rope that is no object": "no rope that is no object",
     "rope that is no object": "no rope that is no object",
     "theta that is null": "no theta that is null",
-    "null as the name of a scaling": "unscaled where the name is null",
+    "null as type": "unscaled where the name is null",
+    "null as rope_type": "unscaled where the name is null",
     "rope_scaling beside ropes of layer types": "no rope_scaling",
     "width that is no integer": "integer widths",
     "text instead of a served length": "integer lengths",
@@ -318,7 +321,8 @@ USUAL = {
 #: engine that computes the same from both configs does not read the value
 OTHER = {
     "theta that is null": "theta 123,456 where it is null",
-    "null as the name of a scaling": "linear by 7 where the name is null",
+    "null as type": "linear by 7 where the name is null",
+    "null as rope_type": "linear by 7 where the name is null",
     "rope_scaling beside ropes of layer types": "rope_scaling added to the rope of full layers",
     "text instead of a served length": "an eighth of the served length",
     "empty rope that is no object": "linear by 7 instead of no object",
