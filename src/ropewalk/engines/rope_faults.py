@@ -478,6 +478,23 @@ def has_scaling_beside_layers(config: Config) -> bool:
     )
 
 
+def has_type_beside_layers(config: Config) -> bool:
+    """Return whether `rope_scaling` beside ropes of layer types has no name but `type`."""
+    scaling: Any = config.get("rope_scaling")
+    return has_scaling_beside_layers(config) and "type" in scaling and "rope_type" not in scaling
+
+
+def has_other_number_of_axes(config: Config) -> bool:
+    """Return whether some mrope_section of a family with axes has more or fewer entries than 3,
+    which add up to the pairs that rotate.
+    """
+    given = [rope.get("mrope_section") for rope in all_ropes(config)]
+    has_other = any(
+        isinstance(each, list) and len(each) != 3 and not _are_no_numbers(each) for each in given
+    )
+    return has_other and not is_text_model(config) and not has_wrong_sections(config)
+
+
 def _is_text(value: Any) -> bool:
     """Return whether a value is a text, a list or an object."""
     return isinstance(value, str | list | Mapping)

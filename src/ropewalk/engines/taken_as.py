@@ -142,11 +142,12 @@ def _fractions(config: Config, fraction: float, holds: Callable[[Config], Any]) 
 
 
 def _other_numbers(rope: Config) -> Config:
-    """Return a rope with numbers of OTHERS in place of magnitudes that are no numbers; with linear
-    scaling by 7 if anything but a magnitude is no number.
+    """Return a rope with numbers of OTHERS in place of magnitudes that are no numbers, and of the
+    factor of LongRoPE; with linear scaling by 7 if anything else is no number.
     """
     wrong = no_numbers(rope)
-    if {*wrong} - {*MAGNITUDES}:
+    is_longrope = name_of(rope) in ("longrope", "su")  # of which `factor` changes the magnitude alone
+    if {*wrong} - {*MAGNITUDES, *(["factor"] if is_longrope else [])}:
         return _scaled(7.0)(rope)
     return {**rope, **{key: OTHERS[key] for key in wrong}}
 
@@ -226,7 +227,10 @@ def _theta_for_null(theta: float) -> Callable[[Config], Config]:
 def _added_to_full_layers(config: Config) -> Config:
     """Return the config with the keys of `rope_scaling` in the rope of full layers."""
     ropes, added = config["rope_parameters"], config["rope_scaling"]
-    full = {**(ropes.get("full_attention") or {}), **added}
+    full = ropes.get("full_attention") or {}
+    if "rope_type" in full:  # of two names this one is read
+        added = without("type")(added)
+    full = {**full, **added}
     changed = {**config, "rope_parameters": {**ropes, "full_attention": full}}
     return without("rope_scaling")(changed)
 
@@ -539,6 +543,7 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "time has the rest": lambda config: _with_sections(config, _time_has_the_rest),
     "sections that add up": lambda config: _with_sections(config, None),
     "other sections that add up": lambda config: _with_sections(config, None, other=True),
+    "sections scaled to fit": _fitting_sections,
     "whole heads and sections scaled to fit": lambda config: _fitting_sections(
         without("partial_rotary_factor")(with_ropes(config, without("partial_rotary_factor")))
     ),
