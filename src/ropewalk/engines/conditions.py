@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ropewalk.config.families import family_of
 from ropewalk.config.keys import LAYER_COUNT_KEYS
 from ropewalk.engines.case import OUTER_TYPE, ServedLayer, declared_types
 from ropewalk.engines.reading import EngineReading, frequencies_of
@@ -154,6 +155,16 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "head_dim is qk_nope_head_dim": lambda reading: (
         reading.case.config.get("head_dim") == reading.case.config.get("qk_nope_head_dim")
     ),
+    # by a period, which some engines read in place of layer_types, every such layer has full
+    # attention, and the others have a sliding window
+    "full by the period": lambda reading: all(_by_period(reading.case)),
+    "sliding by the period": lambda reading: not any(_by_period(reading.case)),
+    # with heads of 128 dimensions where the config does not say
+    "heads do not fill the hidden size": lambda reading: (
+        reading.case.config.get("head_dim", 128)
+        * (reading.case.config.get("num_attention_heads") or 0)
+        != (reading.case.config.get("hidden_size") or 0)
+    ),
     # whether the last position, not the length, is above the trained length
     "last position above trained": lambda reading: (
         reading.case.length - 1 > getattr(reading.spec.scaling, "original_length", 0)
@@ -171,6 +182,19 @@ def _rotating(case: ServedLayer) -> list[int]:
         return [index for index, rotates in enumerate(given) if rotates]
     every = config.get("no_rope_layer_interval") or 4
     return [index for index in range(layers) if (index + 1) % every]
+
+
+def _by_period(case: ServedLayer) -> list[bool]:
+    """Return for each layer of this type, by `layer_types`, whether it has full attention by the
+    period that the config or the family gives.
+    """
+    rule = family_of(case.model_type).full_layers
+    given = None if rule is None or rule.key is None else case.config.get(rule.key)
+    every = (given if isinstance(given, int) and given > 0 else None) or (rule.every if rule else 1)
+    indices = [i for i, name in enumerate(declared_types(case.config)) if name == case.layer_type]
+    if not indices:  # the layer types are those of the period
+        return [case.layer_type == "full_attention"]
+    return [(index + 1) % every == 0 for index in indices]
 
 
 def _is_fourth(index: int) -> bool:

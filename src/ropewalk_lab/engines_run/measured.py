@@ -165,6 +165,8 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
         key, default = PERIODS[text["model_type"]]
         period = text.get(key) or default
         layers = text.get("num_hidden_layers") or period
+        if not isinstance(period, int) or not isinstance(layers, int):
+            return first_layers  # no engine takes such a config
         if period <= layers:
             first_layers["full_attention"] = period - 1
         else:
