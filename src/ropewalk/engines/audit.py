@@ -213,7 +213,7 @@ def audit(
 
         config = hf_config(GgufFile(config))
     loaded = config_file.load(config)
-    text = config_file.text_part(loaded)
+    text = _named(config_file.text_part(loaded), loaded)
     outside = {f"{key}_outside": loaded[key] for key in ROPES if loaded.get(key)}
     if text is not loaded:  # the config has a part for its text model
         for key in ("rope_theta", "max_position_embeddings"):
@@ -251,6 +251,16 @@ def audit(
     refused = _refused_as_a_whole(findings)
     warnings = (*asked.warnings, *asked.explanation.warnings)
     return Audit(asked.explanation.model_type, longest, refused, warnings, releases)
+
+
+def _named(text: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the text model of a config with the model type that the config class gives it if it
+    names none.
+    """
+    part = config.get("text_config")
+    name = ENGINES[REFERENCE].text_types.get(str(config.get("model_type")))
+    is_named = not isinstance(part, Mapping) or part.get("model_type") is not None
+    return text if is_named or name is None else {**text, "model_type": name}
 
 
 def _unread_part(config: Mapping[str, Any]) -> str | None:

@@ -165,6 +165,9 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         * (reading.case.config.get("num_attention_heads") or 0)
         != (reading.case.config.get("hidden_size") or 0)
     ),
+    "sliding_window_pattern that is no number": lambda reading: (
+        not isinstance(reading.case.config.get("sliding_window_pattern", 1), int | float)
+    ),
     # whether the last position, not the length, is above the trained length
     "last position above trained": lambda reading: (
         reading.case.length - 1 > getattr(reading.spec.scaling, "original_length", 0)

@@ -20,7 +20,7 @@ from ropewalk.engines.case import (
     ropes_by_layer_type,
 )
 from ropewalk.engines.reading import EngineReading, mscale
-from ropewalk.engines.rules import OPERATIONS, Release, Releases, Rule
+from ropewalk.engines.rules import FORWARD, OPERATIONS, Release, Releases, Rule
 from ropewalk.frequencies import SCALINGS, Default, Dynamic, LongRope, Scaling, Yarn
 
 Operation = Callable[[EngineReading, Rule, Release, Releases], None]
@@ -109,8 +109,11 @@ def _limit(reading: EngineReading, rule: Rule, release: Release, releases: Relea
 
 @_operation("as another engine")
 def _as(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """The engine runs the code of another one: all of its rules apply, and no further row."""
-    other = releases[rule.values["engine"]].apply(reading.case, releases)
+    """The engine runs the code of another one: its rules apply, but those about its forward, and no
+    further row.
+    """
+    engine = releases[rule.values["engine"]]
+    other = engine.apply(reading.case, releases, without=FORWARD)
     vars(reading).update(vars(other))
     reading.add_rule(rule.about, rule.text(reading), rule.source)
     reading.done = True

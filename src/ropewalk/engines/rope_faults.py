@@ -495,6 +495,29 @@ def has_other_number_of_axes(config: Config) -> bool:
     return has_other and not is_text_model(config) and not has_wrong_sections(config)
 
 
+def has_null_sections(config: Config) -> bool:
+    """Return whether some mrope_section of a family with axes is null."""
+    written = (rope.get("mrope_section", 0) for rope in all_ropes(config))
+    return not is_text_model(config) and any(each is None for each in written)
+
+
+def lacks_fitting_sections(config: Config) -> bool:
+    """Return whether a family with axes has no mrope_section, and the one of its class does not add
+    up to the pairs that rotate.
+    """
+    sections = family_of(config.get("model_type")).sections
+    given = any(rope.get("mrope_section") is not None for rope in all_ropes(config))
+    is_beside = config.get("mrope_section") is not None
+    if sections is None or given or is_beside or is_text_model(config):
+        return False
+    return sum(sections) != pairs_of(config)
+
+
+def has_odd_interleaved(rope: Config) -> bool:
+    """Return whether `mrope_interleaved` of a rope is neither true, false nor null."""
+    return not isinstance(rope.get("mrope_interleaved"), bool | None)
+
+
 def _is_text(value: Any) -> bool:
     """Return whether a value is a text, a list or an object."""
     return isinstance(value, str | list | Mapping)

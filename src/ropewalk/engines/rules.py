@@ -40,6 +40,8 @@ SCALINGS_READ = [
 #: the `part` of rows about what a config class refuses before any rope is built; they hold for the
 #: engines that use the class too
 WHOLE = "whole config"
+#: the `part` of rows about errors in the forward of transformers, which other engines do not run
+FORWARD = "forward"
 #: {type of a value, in the words of errors: whether a value has it}, as config classes check it
 TYPES: dict[str, Callable[[Any], bool]] = {
     "an integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
@@ -187,6 +189,7 @@ class Release:
     nulls     keys of a rope whose null the rules are about
     code      the model types that the engine can load, and what it says of others
     served    {model type: the served length that its config class has if a config gives none}
+    text_types {model type of a whole config: that of its text_config if it names none}
     """
 
     engine: str
@@ -207,6 +210,7 @@ class Release:
     types: tuple[Mapping[str, Any], ...] = ()
     code: Mapping[str, Any] = field(default_factory=dict)
     served: Mapping[str, int] = field(default_factory=dict)
+    text_types: Mapping[str, str] = field(default_factory=dict)
 
     def take(
         self,
@@ -344,9 +348,11 @@ class Release:
         """The release whose code was read."""
         return self.version
 
-    def apply(self, case: ServedLayer, releases: Releases) -> EngineReading:
+    def apply(
+        self, case: ServedLayer, releases: Releases, *, without: str | None = None
+    ) -> EngineReading:
         """Return what the engine computes for a case; its `problem` is "not known: ..." if no rule
-        was read for it.
+        was read for it. `without` is a part whose rows are left out.
         """
         reading = EngineReading(case, self.read)
         if case.model_type not in self.families:
@@ -354,11 +360,18 @@ class Release:
             return reading.fail(f"not known: {text}")
         if case.spec.scaling.name not in SCALINGS_READ:
             return reading.fail(f"not known: rope_type {case.spec.scaling.name}")
-        return self.apply_part("", reading, releases)
+        return self.apply_part("", reading, releases, without=without)
 
-    def apply_part(self, part: str, reading: EngineReading, releases: Releases) -> EngineReading:
-        """Apply the rows of one part, or with "" all rows but those of WHOLE, to what was read so
-        far; return the same reading.
+    def apply_part(
+        self,
+        part: str,
+        reading: EngineReading,
+        releases: Releases,
+        *,
+        without: str | None = None,
+    ) -> EngineReading:
+        """Apply the rows of one part, or with "" all rows but those of WHOLE and of the part
+        `without`, to what was read so far; return the same reading.
         """
         ended: set[str] = set()
         for rule in self.rules:
@@ -366,7 +379,7 @@ class Release:
                 break
             if (
                 (part and rule.part != part)
-                or rule.part == WHOLE
+                or rule.part in (WHOLE, without)
                 or rule.chain in ended
                 or not rule.matches(reading)
             ):
@@ -448,6 +461,7 @@ def _release(
                 "nulls_refused",
                 "types",
                 "code",
+                "text_types",
             )
             if key in text
         }

@@ -94,6 +94,29 @@ DEFAULT_ROPES: dict[str, dict[str, Any]] = {
         },
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
+    "laguna": {
+        "full_attention": {
+            "rope_type": "default",
+            "partial_rotary_factor": 0.5,
+            "rope_theta": 5e5,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "mellum": {
+        "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "ministral3": {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 16.0,
+        TRAINED: 16384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale_all_dim": 1.0,
+        "mscale": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
     "mimo_v2_flash": {
         "full_attention": {
             "rope_type": "default",
@@ -312,6 +335,27 @@ def _with_sections(
         fitting = fit(given, pairs) if fit is not None and is_three else third
         return {**rope, "mrope_section": fitting}
 
+    return with_ropes(config, change)
+
+
+def _one_section(config: Config) -> Config:
+    """Return the config with sections that give every pair to the first axis."""
+    pairs = pairs_of(config)
+    return _with_ropes_or_one(config, lambda rope: {**rope, "mrope_section": [pairs, 0, 0]})
+
+
+def _sections_of_the_class(config: Config) -> Config:
+    """Return the config with the sections that its class gives where there are none."""
+    sections = [*(family_of(config.get("model_type")).sections or ())]
+    return _with_ropes_or_one(config, lambda rope: {**rope, "mrope_section": sections})
+
+
+def _with_ropes_or_one(config: Config, change: Callable[[Config], Config]) -> Config:
+    """Return the config with its ropes changed, or with an unscaled one that is changed if it has
+    none.
+    """
+    if not any(config.get(key) for key in ("rope_scaling", "rope_parameters")):
+        config = {**config, "rope_scaling": {"rope_type": "default"}}
     return with_ropes(config, change)
 
 
@@ -540,6 +584,18 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
         config,
         lambda rope: {key: "default" if value == "mrope" else value for key, value in rope.items()},
     ),
+    "one section": lambda config: _one_section(config),
+    "sections of the class, time has the rest": lambda config: _with_sections(
+        _sections_of_the_class(config), _time_has_the_rest
+    ),
+    "the truth of mrope_interleaved": _if(
+        lambda rope: "mrope_interleaved" in rope,
+        lambda rope: {**rope, "mrope_interleaved": bool(rope["mrope_interleaved"])},
+    ),
+    "a width of 64": lambda config: {
+        key: 64 if key in WIDTHS and is_at_most_zero(value) else value
+        for key, value in config.items()
+    },
     "time has the rest": lambda config: _with_sections(config, _time_has_the_rest),
     "sections that add up": lambda config: _with_sections(config, None),
     "other sections that add up": lambda config: _with_sections(config, None, other=True),

@@ -40,7 +40,10 @@ from ropewalk.engines.rope_faults import (
     has_number_as_rope,
     has_odd_width,
     has_one_rope_for_all,
+    has_null_sections,
+    has_odd_interleaved,
     has_other_number_of_axes,
+    lacks_fitting_sections,
     has_scaling_beside_layers,
     has_type_beside_layers,
     has_two_ropes,
@@ -101,7 +104,15 @@ REASONS: dict[str, Callable[[Config], bool]] = {
     "null as rope_type": lambda config: any(map(has_null_name, all_ropes(config))),
     "rope_scaling named by type beside ropes of layer types": has_type_beside_layers,
     "rope_scaling beside ropes of layer types": has_scaling_beside_layers,
+    "mrope_section that is null": has_null_sections,
+    "mrope_section of the class that does not fit": lacks_fitting_sections,
     "mrope_section of another number of axes": has_other_number_of_axes,
+    "mrope_interleaved that is no truth value": lambda config: any(
+        map(has_odd_interleaved, all_ropes(config))
+    ),
+    "width below 1": lambda config: any(
+        is_at_most_zero(config.get(key)) for key in ("head_dim", "qk_rope_head_dim")
+    ),
     "width that is no integer": lambda config: any(is_no_width(config.get(key)) for key in WIDTHS),
     "text instead of a served length": lambda config: any(
         is_numeric_text(config.get(key)) for key in LENGTH_KEYS
@@ -267,7 +278,11 @@ USUAL = {
     "null as rope_type": "unscaled where the name is null",
     "rope_scaling named by type beside ropes of layer types": "no rope_scaling",
     "rope_scaling beside ropes of layer types": "no rope_scaling",
+    "mrope_section that is null": "sections that add up",
+    "mrope_section of the class that does not fit": "sections that add up",
     "mrope_section of another number of axes": "sections that add up",
+    "mrope_interleaved that is no truth value": "the truth of mrope_interleaved",
+    "width below 1": "a width of 64",
     "width that is no integer": "integer widths",
     "text instead of a served length": "integer lengths",
     "something else than a number in the rope": "numbers in the rope",
