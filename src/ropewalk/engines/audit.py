@@ -227,7 +227,8 @@ def audit(
                 named & {"yarn", "llama3", "longrope"} and "max_position_embeddings" not in vision
             )
         outside[UNREAD_PART] = _unread_part(loaded)
-        outside[OUTER_ARCHITECTURES] = loaded.get("architectures")
+        if "architectures" in loaded:
+            outside[OUTER_ARCHITECTURES] = loaded["architectures"]
         # rules are about the text model, and find keys of the whole config under these names
         text = {**text, **outside, OUTER_TYPE: loaded.get("model_type")}
     if DIFFUSERS_KEY in text:

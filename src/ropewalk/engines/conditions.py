@@ -5,10 +5,16 @@ can say.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from ropewalk.config.families import family_of
 from ropewalk.config.keys import LAYER_COUNT_KEYS
-from ropewalk.engines.case import OUTER_TYPE, ServedLayer, declared_types
+from ropewalk.engines.case import (
+    OUTER_ARCHITECTURES,
+    OUTER_TYPE,
+    ServedLayer,
+    declared_types,
+)
 from ropewalk.engines.reading import EngineReading, frequencies_of
 from ropewalk.frequencies import Default, Linear, LongRope
 
@@ -168,6 +174,12 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "sliding_window_pattern that is no number": lambda reading: (
         not isinstance(reading.case.config.get("sliding_window_pattern", 1), int | float)
     ),
+    "twice the key heads are too many": lambda reading: (
+        2 * (reading.case.config.get("num_key_value_heads") or 0)
+        > (reading.case.config.get("num_attention_heads") or 10**6)
+    ),
+    # the whole config names its model with null or an empty list
+    "architectures that are empty": lambda reading: _names_no_model(reading.case.config),
     # whether the last position, not the length, is above the trained length
     "last position above trained": lambda reading: (
         reading.case.length - 1 > getattr(reading.spec.scaling, "original_length", 0)
@@ -198,6 +210,12 @@ def _by_period(case: ServedLayer) -> list[bool]:
     if not indices:  # the layer types are those of the period
         return [case.layer_type == "full_attention"]
     return [(index + 1) % every == 0 for index in indices]
+
+
+def _names_no_model(config: Mapping[str, Any]) -> bool:
+    """Return whether `architectures` of the whole config is there and empty."""
+    key = OUTER_ARCHITECTURES if OUTER_TYPE in config else "architectures"
+    return not config.get(key, ["absent"])
 
 
 def _is_fourth(index: int) -> bool:

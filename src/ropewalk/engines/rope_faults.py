@@ -256,6 +256,11 @@ def is_at_most_zero(value: Any) -> bool:
     return isinstance(value, int | float) and value <= 0
 
 
+def is_below_zero(value: Any) -> bool:
+    """Return whether a value is a number below 0."""
+    return _is_number(value) and value < 0
+
+
 def _are_no_numbers(value: Any) -> bool:
     """Return whether a value is no list, or a list with anything but numbers."""
     return not isinstance(value, list) or not all(map(_is_number, value))
@@ -336,14 +341,18 @@ def pairs_of(config: Config) -> int:
     def plain(rope: Config) -> Config:
         """Return a rope without faults that rotates as many pairs."""
         # a scaled rope reads partial_rotary_factor in families whose unscaled one does not
-        is_scaled = name_of(rope) not in (None, "default", "mrope")
+        is_scaled = reads_partial or name_of(rope) not in (None, "default", "mrope")
         # any scaling will do: only the number of pairs is asked for
         name = {"rope_type": "linear", "factor": 2.0} if is_scaled else {"rope_type": "default"}
         kept = ("rope_theta", "partial_rotary_factor")
         return name | {key: rope[key] for key in kept if key in rope}
 
+    reads_partial = False
     if not is_text_model(config):  # a family with axes has sections by default, which may not fit
+        reads_partial = family_of(config.get("model_type")).reads_partial
         config = without("model_type")(config)
+        if reads_partial and not any(config.get(key) for key in ROPES):
+            config = {**config, "rope_scaling": {"rope_type": "default"}}
     try:
         read = read_specs(with_ropes(with_numbers(config), plain), "exact")[0]
         specs = [spec for spec in read.values() if spec is not None]
@@ -511,6 +520,12 @@ def lacks_fitting_sections(config: Config) -> bool:
     if sections is None or given or is_beside or is_text_model(config):
         return False
     return sum(sections) != pairs_of(config)
+
+
+def has_odd_truncate(rope: Config) -> bool:
+    """Return whether `truncate` of a rope is a number, a list or an object."""
+    value = rope.get("truncate")
+    return not isinstance(value, bool | str | None)
 
 
 def has_odd_interleaved(rope: Config) -> bool:

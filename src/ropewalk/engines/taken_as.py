@@ -40,6 +40,7 @@ from ropewalk.engines.rope_faults import (
     is_above_one,
     is_at_most_zero,
     is_below_one,
+    is_below_zero,
     is_float_length,
     is_no_number,
     is_no_width,
@@ -173,6 +174,12 @@ def _other_numbers(rope: Config) -> Config:
     if {*wrong} - {*MAGNITUDES, *(["factor"] if is_longrope else [])}:
         return _scaled(7.0)(rope)
     return {**rope, **{key: OTHERS[key] for key in wrong}}
+
+
+def _width_above_zero(config: Config, width: int) -> Config:
+    """Return the config with this width in place of one below 0."""
+    wrong = [key for key in WIDTHS if is_below_zero(config.get(key))]
+    return {**config, **dict.fromkeys(wrong, width)}
 
 
 def _served(config: Config, length: int) -> Config:
@@ -403,12 +410,12 @@ def _ropes_beside(config: Config) -> Config:
 
 def _default_layers(config: Config) -> Config:
     """Return the config with the family's ropes of DEFAULT_ROPES if it has one for each layer type
-    there, else with one unscaled rope.
+    there, or one with a theta, else with one unscaled rope.
     """
     rope = DEFAULT_ROPES.get(str(config.get("model_type")), {"rope_type": ""})
-    return TAKEN_AS["an unscaled rope" if "rope_type" in rope else "the default rope of the class"](
-        config
-    )
+    # ropes of layer types, and one with a theta of its own, do not depend on the config
+    is_own = "rope_type" not in rope or "rope_theta" in rope
+    return TAKEN_AS["the default rope of the class" if is_own else "an unscaled rope"](config)
 
 
 def _scaled_to_fit(sections: list[int], pairs: int) -> list[int]:
@@ -592,10 +599,11 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
         lambda rope: "mrope_interleaved" in rope,
         lambda rope: {**rope, "mrope_interleaved": bool(rope["mrope_interleaved"])},
     ),
-    "a width of 64": lambda config: {
-        key: 64 if key in WIDTHS and is_at_most_zero(value) else value
-        for key, value in config.items()
-    },
+    "the truth of truncate": _if(
+        lambda rope: "truncate" in rope, lambda rope: {**rope, "truncate": bool(rope["truncate"])}
+    ),
+    "a width of 64 instead of one below 0": lambda config: _width_above_zero(config, 64),
+    "a width of 128 instead of one below 0": lambda config: _width_above_zero(config, 128),
     "time has the rest": lambda config: _with_sections(config, _time_has_the_rest),
     "sections that add up": lambda config: _with_sections(config, None),
     "other sections that add up": lambda config: _with_sections(config, None, other=True),

@@ -42,6 +42,7 @@ from ropewalk.engines.rope_faults import (
     has_one_rope_for_all,
     has_null_sections,
     has_odd_interleaved,
+    has_odd_truncate,
     has_other_number_of_axes,
     lacks_fitting_sections,
     has_scaling_beside_layers,
@@ -55,6 +56,7 @@ from ropewalk.engines.rope_faults import (
     is_above_one,
     is_at_most_zero,
     is_below_one,
+    is_below_zero,
     is_float_length,
     is_no_number,
     is_no_width,
@@ -110,9 +112,8 @@ REASONS: dict[str, Callable[[Config], bool]] = {
     "mrope_interleaved that is no truth value": lambda config: any(
         map(has_odd_interleaved, all_ropes(config))
     ),
-    "width below 1": lambda config: any(
-        is_at_most_zero(config.get(key)) for key in ("head_dim", "qk_rope_head_dim")
-    ),
+    "width below 0": lambda config: any(map(is_below_zero, map(config.get, WIDTHS))),
+    "truncate that is no truth value": lambda config: any(map(has_odd_truncate, all_ropes(config))),
     "width that is no integer": lambda config: any(is_no_width(config.get(key)) for key in WIDTHS),
     "text instead of a served length": lambda config: any(
         is_numeric_text(config.get(key)) for key in LENGTH_KEYS
@@ -282,7 +283,8 @@ USUAL = {
     "mrope_section of the class that does not fit": "sections that add up",
     "mrope_section of another number of axes": "sections that add up",
     "mrope_interleaved that is no truth value": "the truth of mrope_interleaved",
-    "width below 1": "a width of 64",
+    "width below 0": "a width of 64 instead of one below 0",
+    "truncate that is no truth value": "the truth of truncate",
     "width that is no integer": "integer widths",
     "text instead of a served length": "integer lengths",
     "something else than a number in the rope": "numbers in the rope",
@@ -341,6 +343,7 @@ USUAL = {
 #: {reason: a second name in TAKEN_AS, which puts another value in the place of the faulty one}; an
 #: engine that computes the same from both configs does not read the value
 OTHER = {
+    "width below 0": "a width of 128 instead of one below 0",
     "theta that is null": "theta 123,456 where it is null",
     "null as type": "linear by 7 where the name is null",
     "null as rope_type": "linear by 7 where the name is null",
