@@ -388,6 +388,10 @@ class _Question:
 
         original, left_out = self.original, ""
         if self.left_out:
+            # an engine may refuse the config for a reason that has nothing to do with these keys
+            refused, _ = release.take(original, self.why, same)
+            if isinstance(refused, str) and refused.startswith("refused"):
+                return failed(refused)
             original, _ = readable(original, self.left_out)
             left_out = f"not known: what {release.title} does with {self.left_out[0]} as it is"
 

@@ -284,7 +284,10 @@ class Release:
                 return reading.fail(f"refused: {rule.text(reading)}")
             # the rules of the rope are applied to a config that `from_hf` reads, and these rows are
             # about the config as it is written
-            is_written = rule.then in ("refuse without needed keys", "refuse above the served length")
+            is_written = rule.then in (
+                "refuse without needed keys",
+                "refuse above the served length",
+            )
             if is_written and rule.matches(reading):
                 OPERATIONS[rule.then](reading, rule, self, releases)
                 if reading.problem is not None:

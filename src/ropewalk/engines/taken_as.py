@@ -170,8 +170,9 @@ def _other_numbers(rope: Config) -> Config:
     factor of LongRoPE; with linear scaling by 7 if anything else is no number.
     """
     wrong = no_numbers(rope)
-    is_longrope = name_of(rope) in ("longrope", "su")  # of which `factor` changes the magnitude alone
-    if {*wrong} - {*MAGNITUDES, *(["factor"] if is_longrope else [])}:
+    # the factor of LongRoPE changes its magnitude alone
+    own = ("factor",) if name_of(rope) in ("longrope", "su") else ()
+    if {*wrong} - {*MAGNITUDES, *own}:
         return _scaled(7.0)(rope)
     return {**rope, **{key: OTHERS[key] for key in wrong}}
 
@@ -348,7 +349,9 @@ def _with_sections(
 def _one_section(config: Config) -> Config:
     """Return the config with sections that give every pair to the first axis."""
     pairs = pairs_of(config)
-    return _with_ropes_or_one(config, lambda rope: {**rope, "mrope_section": [pairs, 0, 0]})
+    changed = _with_ropes_or_one(config, lambda rope: {**rope, "mrope_section": [pairs, 0, 0]})
+    # rules look at the last key to tell that the config has no sections
+    return {**changed, "one_section": True}
 
 
 def _sections_of_the_class(config: Config) -> Config:
