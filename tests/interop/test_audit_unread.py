@@ -26,6 +26,7 @@ GEMMA = {
     "model_type": "gemma3_text",
     "head_dim": 64,
     "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window_pattern": 2,
 }
 
 
@@ -291,6 +292,7 @@ QWEN = {
     **SIZES,
     "model_type": "qwen3_5_text",
     "head_dim": 256,
+    "full_attention_interval": 4,
     "rope_parameters": {
         "rope_type": "default",
         "rope_theta": 1e7,

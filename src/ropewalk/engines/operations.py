@@ -152,13 +152,17 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 @_operation("derive head size")
 def _head_size(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """Heads are hidden_size / num_attention_heads wide, whatever head_dim is."""
+    """Heads are hidden_size / num_attention_heads wide, whatever head_dim is. With `any_factors` a
+    LongRoPE with factors for another width is dropped, because the engine does not read it.
+    """
     size, scaling = reading.case.derived_head_dim, reading.case.spec.scaling
+    fields: dict[str, Any] = {"head_dim": size, "rotary_dim": size}
     if isinstance(scaling, LongRope) and len(scaling.short_factor) != size // 2:
-        reading.fail(_misfit(len(scaling.short_factor), size // 2))
-        return
-    text = rule.text(reading, size=size)
-    reading.set_fields(rule.about, text, rule.source, head_dim=size, rotary_dim=size)
+        if not rule.values.get("any_factors"):
+            reading.fail(_misfit(len(scaling.short_factor), size // 2))
+            return
+        fields["scaling"] = Default()
+    reading.set_fields(rule.about, rule.text(reading, size=size), rule.source, **fields)
 
 
 def _misfit(factors: int, pairs: int) -> str:
@@ -633,7 +637,9 @@ def served_length(release: Release, case: ServedLayer, releases: Releases) -> fl
     how = release.length
     lengths = {key: case.config.get(key) for key in how.get("keys", LENGTH_KEYS)}
     if lengths.get("max_position_embeddings") is None:
-        lengths["max_position_embeddings"] = releases["hf"].served.get(case.model_type or "")
+        # an engine may have a config class of its own
+        classes = {**releases["hf"].served, **release.served}
+        lengths["max_position_embeddings"] = classes.get(case.model_type or "")
     numbers = [length for length in lengths.values() if isinstance(length, int | float)]
     if not numbers:
         return None
