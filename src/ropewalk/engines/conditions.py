@@ -165,6 +165,8 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     # attention, and the others have a sliding window
     "full by the period": lambda reading: all(_by_period(reading.case)),
     "sliding by the period": lambda reading: not any(_by_period(reading.case)),
+    "no sixth layer": lambda reading: not any(_are_sixths(reading.case)),
+    "sixth layers alone": lambda reading: all(_are_sixths(reading.case)),
     # with heads of 128 dimensions where the config does not say
     "heads do not fill the hidden size": lambda reading: (
         reading.case.config.get("head_dim", 128)
@@ -216,6 +218,19 @@ def _names_no_model(config: Mapping[str, Any]) -> bool:
     """Return whether `architectures` of the whole config is there and empty."""
     key = OUTER_ARCHITECTURES if OUTER_TYPE in config else "architectures"
     return not config.get(key, ["absent"])
+
+
+def _are_sixths(case: ServedLayer) -> list[bool]:
+    """Return for each layer of this type whether it is the sixth, the twelfth and so on, as in the
+    family if the config does not give the number of its layers.
+    """
+    types = declared_types(case.config)
+    rule, layers = family_of(case.model_type).full_layers, case.config.get("num_hidden_layers")
+    if not types and rule is not None and isinstance(layers, int):
+        types = rule.layer_types(case.config, layers) or []
+    if not types:  # those of the family, with a sixth layer of full attention
+        return [case.layer_type == "full_attention"]
+    return [(i + 1) % 6 == 0 for i, name in enumerate(types) if name == case.layer_type]
 
 
 def _is_fourth(index: int) -> bool:
