@@ -91,6 +91,32 @@ def test_servers_refuse_a_longer_limit_than_the_config_serves(engine, scaling, l
     assert one(config, "hf", length=10, max_model_len=longest + 1).problem is None
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize(
+    ("factor", "limit", "runs"),
+    [(0.5, 2048, False), (0.5, 1024, True), (0.5, None, True), (-2.0, 10, False), (0.0, 10, False)],
+)
+def test_servers_multiply_the_served_length_by_the_factor_as_it_is_written(
+    engine, factor, limit, runs
+):
+    """Phi passes no scaling in SGLang, and the factor still shortens the served length."""
+    for model_type in ("llama", "phi") if runs or factor > 0 else ("llama",):
+        rope = {"rope_type": "linear", "factor": factor}
+        config = {**SIZES, "model_type": model_type, "rope_scaling": rope}
+        found = one(config, engine, length=10, max_model_len=limit)
+        assert (found.problem is None) == runs, found.problem
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_servers_take_the_served_length_of_the_class_where_a_config_has_none(engine):
+    sizes = {key: value for key, value in SIZES.items() if key != "max_position_embeddings"}
+    text = {**sizes, "model_type": "llama"}
+    for config in (text, {"model_type": "llava", "text_config": text}):
+        for limit, runs in ((2048, True), (2049, False)):
+            found = one(config, engine, length=10, max_model_len=limit)
+            assert (found.problem is None) == runs
+
+
 @pytest.mark.parametrize("model_type", ["olmo3", "minimax_m2"])
 def test_the_converter_of_llama_cpp_has_its_own_default_of_theta(model_type):
     config = {key: value for key, value in SIZES.items() if key != "rope_theta"}

@@ -26,6 +26,7 @@ GEMMA = {
     "model_type": "gemma3_text",
     "head_dim": 64,
     "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window_pattern": 2,
 }
 
 
@@ -253,10 +254,28 @@ def test_which_of_type_and_rope_type_each_engine_reads(version):
     assert any("type is read" in rule.does for rule in results["mlx-lm"].rules)
 
 
+def test_mlx_lm_and_llama_cpp_know_full_layers_of_gemma_3_by_a_period():
+    """With layers of full attention elsewhere, these rotate as the others do."""
+    ropes = {
+        "full_attention": {**LINEAR, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    config = {**GEMMA, "sliding_window_pattern": 6, "rope_parameters": ropes}
+    for engine, finding in found(config).items():
+        is_sliding = engine in ("mlx-lm", "llama.cpp")
+        expected = ladder(1e4) if is_sliding else ladder(1e6) / 8
+        np.testing.assert_allclose(finding.radians, expected, rtol=1e-9, err_msg=engine)
+
+
 @pytest.mark.parametrize("local", [{}, {"rope_local_base_freq": 2e4}])
 def test_one_rope_for_all_layer_types_of_gemma_3_is_read_by_llama_cpp_alone(local):
     """Only llama.cpp reads it; the others have the defaults of the config class."""
-    config = {**GEMMA, **local, "rope_parameters": {**LINEAR, "rope_theta": 5e5}}
+    six = {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+        "sliding_window_pattern": 6,
+    }
+    config = {**GEMMA, **six, **local, "rope_parameters": {**LINEAR, "rope_theta": 5e5}}
     for engine, finding in found(config).items():
         expected = ladder(5e5) / 8 if engine == "llama.cpp" else ladder(1e6)
         np.testing.assert_allclose(finding.radians, expected, rtol=1e-9, err_msg=engine)
@@ -291,6 +310,7 @@ QWEN = {
     **SIZES,
     "model_type": "qwen3_5_text",
     "head_dim": 256,
+    "full_attention_interval": 4,
     "rope_parameters": {
         "rope_type": "default",
         "rope_theta": 1e7,

@@ -227,7 +227,7 @@ def audit(
 
         config = hf_config(GgufFile(config))
     loaded = config_file.load(config)
-    text = config_file.text_part(loaded)
+    text = _named(config_file.text_part(loaded), loaded)
     outside = {f"{key}_outside": loaded[key] for key in ROPES if loaded.get(key)}
     if text is not loaded:  # the config has a part for its text model
         for key in ("rope_theta", "max_position_embeddings"):
@@ -241,7 +241,8 @@ def audit(
                 named & {"yarn", "llama3", "longrope"} and "max_position_embeddings" not in vision
             )
         outside[UNREAD_PART] = _unread_part(loaded)
-        outside[OUTER_ARCHITECTURES] = loaded.get("architectures")
+        if "architectures" in loaded:
+            outside[OUTER_ARCHITECTURES] = loaded["architectures"]
         # rules are about the text model, and find keys of the whole config under these names
         text = {**text, **outside, OUTER_TYPE: loaded.get("model_type")}
     if DIFFUSERS_KEY in text:
@@ -265,6 +266,16 @@ def audit(
     refused = _refused_as_a_whole(findings)
     warnings = (*asked.warnings, *asked.explanation.warnings)
     return Audit(asked.explanation.model_type, longest, refused, warnings, releases)
+
+
+def _named(text: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the text model of a config with the model type that the config class gives it if it
+    names none.
+    """
+    part = config.get("text_config")
+    name = ENGINES[REFERENCE].text_types.get(str(config.get("model_type")))
+    is_named = not isinstance(part, Mapping) or part.get("model_type") is not None
+    return text if is_named or name is None else {**text, "model_type": name}
 
 
 def _unread_part(config: Mapping[str, Any]) -> str | None:
@@ -328,7 +339,6 @@ class _Question:
             self.why = reasons(text)
             self.text, self.left_out = readable(usual(text))
             self.specs, self.explanation = read_specs(self.text, "exact")
-        self._cases: dict[int, dict[str, ServedLayer]] = {}
 
     @cached_property
     def cases(self) -> dict[str, ServedLayer]:
@@ -368,7 +378,7 @@ class _Question:
                 f"not known: what the class does with {part}"
             )
         written = replace(self.cases[layer_type], config=self.original, length=length)
-        if (problem := length_problem(release, written)) is not None:
+        if (problem := length_problem(release, written, self.releases)) is not None:
             return EngineReading(written, release.read).fail(problem)
         if (without_model := release.has_no_model(written, self.releases)) is not None:
             return without_model
@@ -398,6 +408,10 @@ class _Question:
         # for `take`, the config without the keys that no reason is about
         original, left_out = self.original, ""
         if self.left_out:
+            # an engine may refuse the config for a reason that has nothing to do with these keys
+            refused, _ = release.take(original, self.why, same)
+            if isinstance(refused, str) and refused.startswith("refused"):
+                return failed(refused)
             original, _ = readable(original, self.left_out)
             left_out = f"not known: what {release.title} does with {self.left_out[0]} as it is"
 

@@ -179,8 +179,8 @@ class ServedLayer:
 
         path  "rope.KEY" of the rope, "config.KEY" of the text model, "either.KEY" of the rope or
               else of the text model, "v4.KEY" of `rope_scaling`, "v5.KEY" of `rope_parameters`,
-              "full.KEY" of the rope of full attention; "fraction" in any spelling; or a property of
-              the case, such as "rope_type"
+              "full.KEY" and "sliding.KEY" of the rope of these layers; "fraction" in any
+              spelling; or a property of the case, such as "rope_type"
         """
         place, _, key = path.partition(".")
         if place == "either":
@@ -198,6 +198,9 @@ class ServedLayer:
             "v4": _object(self.config.get("rope_scaling")),
             "v5": _object(self.config.get("rope_parameters")),
             "full": _object(_object(self.config.get("rope_parameters")).get("full_attention")),
+            "sliding": _object(
+                _object(self.config.get("rope_parameters")).get("sliding_attention")
+            ),
         }
         return objects[place].get(key)
 

@@ -12,9 +12,16 @@ Words of this module:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
+from ropewalk.config.families import family_of
 from ropewalk.config.keys import LAYER_COUNT_KEYS
-from ropewalk.engines.case import OUTER_TYPE, ServedLayer, declared_types
+from ropewalk.engines.case import (
+    OUTER_ARCHITECTURES,
+    OUTER_TYPE,
+    ServedLayer,
+    declared_types,
+)
 from ropewalk.engines.reading import EngineReading, frequencies_of
 from ropewalk.frequencies import Default, Linear, LongRope
 
@@ -155,11 +162,87 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "mscale written": lambda reading: bool(
         {"mscale", "mscale_all_dim"} & reading.case.rope_with_nulls.keys()
     ),
+    # some engines rotate all layers but each fourth one, whatever no_rope_layers says
+    "a fourth layer rotates": lambda reading: any(map(_is_fourth, _rotating(reading.case))),
+    "only fourth layers rotate": lambda reading: all(map(_is_fourth, _rotating(reading.case))),
+    "head_dim is qk_nope_head_dim": lambda reading: (
+        reading.case.config.get("head_dim") == reading.case.config.get("qk_nope_head_dim")
+    ),
+    # by a period, which some engines read in place of layer_types, every such layer has full
+    # attention, and the others have a sliding window
+    "full by the period": lambda reading: all(_by_period(reading.case)),
+    "sliding by the period": lambda reading: not any(_by_period(reading.case)),
+    "no sixth layer": lambda reading: not any(_are_sixths(reading.case)),
+    "sixth layers alone": lambda reading: all(_are_sixths(reading.case)),
+    # with heads of 128 dimensions where the config does not say
+    "heads do not fill the hidden size": lambda reading: (
+        reading.case.config.get("head_dim", 128)
+        * (reading.case.config.get("num_attention_heads") or 0)
+        != (reading.case.config.get("hidden_size") or 0)
+    ),
+    "sliding_window_pattern that is no number": lambda reading: (
+        not isinstance(reading.case.config.get("sliding_window_pattern", 1), int | float)
+    ),
+    "twice the key heads are too many": lambda reading: (
+        2 * (reading.case.config.get("num_key_value_heads") or 0)
+        > (reading.case.config.get("num_attention_heads") or 10**6)
+    ),
+    # the whole config names its model with null or an empty list
+    "architectures that are empty": lambda reading: _names_no_model(reading.case.config),
     # whether the last position, not the length, is above the trained length
     "last position above trained": lambda reading: (
         reading.case.length - 1 > getattr(reading.spec.scaling, "original_length", 0)
     ),
 }
+
+
+def _rotating(case: ServedLayer) -> list[int]:
+    """Return the indices of the layers that rotate by `no_rope_layers`, which despite its name has
+    1 for them; without it, or if it is empty, by an interval, every fourth by default.
+    """
+    config = case.config
+    given, layers = config.get("no_rope_layers"), config.get("num_hidden_layers") or 0
+    if isinstance(given, list) and given:
+        return [index for index, rotates in enumerate(given) if rotates]
+    every = config.get("no_rope_layer_interval") or 4
+    return [index for index in range(layers) if (index + 1) % every]
+
+
+def _by_period(case: ServedLayer) -> list[bool]:
+    """Return for each layer of this type, by `layer_types`, whether it has full attention by the
+    period that the config or the family gives.
+    """
+    rule = family_of(case.model_type).full_layers
+    given = None if rule is None or rule.key is None else case.config.get(rule.key)
+    every = (given if isinstance(given, int) and given > 0 else None) or (rule.every if rule else 1)
+    indices = [i for i, name in enumerate(declared_types(case.config)) if name == case.layer_type]
+    if not indices:  # the layer types are those of the period
+        return [case.layer_type == "full_attention"]
+    return [(index + 1) % every == 0 for index in indices]
+
+
+def _names_no_model(config: Mapping[str, Any]) -> bool:
+    """Return whether `architectures` of the whole config is there and empty."""
+    key = OUTER_ARCHITECTURES if OUTER_TYPE in config else "architectures"
+    return not config.get(key, ["absent"])
+
+
+def _are_sixths(case: ServedLayer) -> list[bool]:
+    """Return for each layer of this type whether it is the sixth, the twelfth and so on, as in the
+    family if the config does not give the number of its layers.
+    """
+    types = declared_types(case.config)
+    rule, layers = family_of(case.model_type).full_layers, case.config.get("num_hidden_layers")
+    if not types and rule is not None and isinstance(layers, int):
+        types = rule.layer_types(case.config, layers) or []
+    if not types:  # those of the family, with a sixth layer of full attention
+        return [case.layer_type == "full_attention"]
+    return [(i + 1) % 6 == 0 for i, name in enumerate(types) if name == case.layer_type]
+
+
+def _is_fourth(index: int) -> bool:
+    """Return whether a layer is the fourth, the eighth and so on."""
+    return (index + 1) % 4 == 0
 
 
 def _sections_for_another_part(case: ServedLayer) -> bool:

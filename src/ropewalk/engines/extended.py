@@ -52,8 +52,9 @@ def length_notes(config: Any, max_model_len: int) -> tuple[str, ...]:
     case = ServedLayer(specs[layer_type], text, layer_type, max_model_len, max_model_len, True)
     if case.max_position is None or case.max_position >= max_model_len:
         return ()
-    # engines that would refuse to start, because they do not multiply the served length by the factor
-    limited = [name for name in LENGTH_LIMITED if exceeds_served_length(ENGINES[name], case)]
+    limited = [
+        name for name in LENGTH_LIMITED if exceeds_served_length(ENGINES[name], case, ENGINES)
+    ]
     others = [ENGINES[name].title for name in LENGTH_LIMITED if name not in limited]
     verb = "multiply" if len(others) > 1 else "multiplies"
     multiplied = [f"{' and '.join(others)} {verb} max_position_embeddings by factor"]

@@ -22,9 +22,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ropewalk.axes import AxisMap
-from ropewalk.engines.case import OUTER_TYPE, TRAINED, ServedLayer, ropes_by_layer_type
+from ropewalk.engines.case import (
+    LENGTH_KEYS,
+    OUTER_TYPE,
+    TRAINED,
+    ServedLayer,
+    ropes_by_layer_type,
+)
 from ropewalk.engines.reading import EngineReading, mscale
-from ropewalk.engines.rules import OPERATIONS, Release, Releases, Rule
+from ropewalk.engines.rules import FORWARD, OPERATIONS, Release, Releases, Rule
 from ropewalk.frequencies import SCALINGS, Default, Dynamic, LongRope, Scaling, Yarn
 
 Operation = Callable[[EngineReading, Rule, Release, Releases], None]
@@ -108,15 +114,18 @@ def _note(reading: EngineReading, rule: Rule, release: Release, releases: Releas
 @_operation("refuse above the served length")
 def _limit(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """The engine refuses to start for more than the config's served length, times a factor."""
-    if exceeds_served_length(release, reading.case):
+    if exceeds_served_length(release, reading.case, releases):
         reading.fail(f"refused: {rule.text(reading)}")
 
 
 @_operation("as another engine")
 def _as(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """The engine runs the code of another one: all of its rules apply, and no further row."""
-    other = releases[rule.values["engine"]].apply(reading.case, releases)
-    vars(reading).update(vars(other))  # the reading becomes that of the other engine
+    """The engine runs the code of another one: its rules apply, but those about its forward, and no
+    further row.
+    """
+    engine = releases[rule.values["engine"]]
+    other = engine.apply(reading.case, releases, without=FORWARD)
+    vars(reading).update(vars(other))
     reading.add_rule(rule.about, rule.text(reading), rule.source)
     reading.done = True
 
@@ -142,7 +151,7 @@ def _set(reading: EngineReading, rule: Rule, release: Release, releases: Release
     if given.pop("unscaled", False):
         given["scaling"] = Default()
     if given.pop("whole", False):
-        given["rotary_dim"] = reading.case.spec.head_dim
+        given["rotary_dim"] = given.get("head_dim", reading.spec.head_dim)
     text = rule.text(reading, **{key: f"{value:g}" for key, value in _numbers(given).items()})
     reading.set_fields(rule.about, text, rule.source, **given)
 
@@ -154,14 +163,17 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 @_operation("derive head size")
 def _head_size(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """Heads are hidden_size / num_attention_heads wide, whatever head_dim is."""
+    """Heads are hidden_size / num_attention_heads wide, whatever head_dim is. With `any_factors` a
+    LongRoPE with factors for another width is dropped, because the engine does not read it.
+    """
     size, scaling = reading.case.derived_head_dim, reading.case.spec.scaling
-    # LongRoPE has a factor for each pair
+    fields: dict[str, Any] = {"head_dim": size, "rotary_dim": size}
     if isinstance(scaling, LongRope) and len(scaling.short_factor) != size // 2:
-        reading.fail(_misfit(len(scaling.short_factor), size // 2))
-        return
-    text = rule.text(reading, size=size)
-    reading.set_fields(rule.about, text, rule.source, head_dim=size, rotary_dim=size)
+        if not rule.values.get("any_factors"):
+            reading.fail(_misfit(len(scaling.short_factor), size // 2))
+            return
+        fields["scaling"] = Default()
+    reading.set_fields(rule.about, rule.text(reading, size=size), rule.source, **fields)
 
 
 def _misfit(factors: int, pairs: int) -> str:
@@ -175,7 +187,7 @@ def _rotate(reading: EngineReading, rule: Rule, release: Release, releases: Rele
     head; `even`: an odd number is refused; `strict`: so are factors of LongRoPE that do not fit it.
     """
     case, values = reading.case, rule.values
-    size = case.spec.head_dim
+    size = reading.spec.head_dim
     width = _value(case, values["width"]) if "width" in values else None
     if width is None:
         width = int(size * _value(case, values.get("fraction", 1.0)))
@@ -361,12 +373,16 @@ def _ministral3(reading: EngineReading, rule: Rule, release: Release, releases: 
 
 @_operation("freeze ntk")
 def _freeze(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """Dynamic NTK has one base, that of factor times the trained length."""
+    """Dynamic NTK has one base: that of the config key `stretch`, or of factor times the trained
+    length.
+    """
     scaling = reading.spec.scaling
     assert isinstance(scaling, Dynamic)  # for the type checker
     # dynamic NTK stretches by factor * length / trained - (factor - 1); here length / trained is
     # the factor
     stretch = scaling.factor * scaling.factor - (scaling.factor - 1)
+    if "stretch" in rule.values:
+        stretch = _value(reading.case, rule.values["stretch"])
     reading.freeze_ntk(stretch, rule.text(reading), rule.source)
 
 
@@ -635,20 +651,51 @@ def _is_read(release: Release, case: ServedLayer) -> bool:
     )
 
 
-def length_problem(release: Release, case: ServedLayer) -> str | None:
+def length_problem(release: Release, case: ServedLayer, releases: Releases) -> str | None:
     """Return why the engine cannot compute its served length from the config; None if it can."""
     factor = _factor_of_length(release, case)
-    if isinstance(factor, int | float):
+    if not isinstance(factor, int | float):
+        return "refused: the served length is multiplied by factor, which must be a number"
+    length = served_length(release, case, releases)
+    # an engine computes its default only if no length is asked for
+    if length is None or (case.limit_is_given and not release.length.get("always_integer")):
         return None
-    return "refused: the served length is multiplied by factor, which must be a number"
+    if not math.isfinite(length):
+        return "refused: the served length is multiplied by factor, which must be finite"
+    if not case.limit_is_given and release.length.get("above_zero") and length < 1:
+        return f"refused: the served length times the factor, {length:g}, must be at least 1"
+    return None
 
 
-def exceeds_served_length(release: Release, case: ServedLayer) -> bool:
+def served_length(release: Release, case: ServedLayer, releases: Releases) -> float | None:
+    """Return the longest sequence that the engine takes from the config, times its factor; None if
+    neither the config nor its class gives one.
+    """
+    how = release.length
+    lengths = {key: case.config.get(key) for key in how.get("keys", LENGTH_KEYS)}
+    if lengths.get("max_position_embeddings") is None:
+        # an engine may have a config class of its own
+        classes = {**releases["hf"].served, **release.served}
+        lengths["max_position_embeddings"] = classes.get(case.model_type or "")
+    numbers = [length for length in lengths.values() if isinstance(length, int | float)]
+    if not numbers:
+        return None
+    length = min(numbers) if how.get("take") == "the smallest" else numbers[0]
+    return (_own_limit(release, case) or length) * _factor_of_length(release, case)
+
+
+def _own_limit(release: Release, case: ServedLayer) -> float | None:
+    """Return the length under the key `before` of the engine's `length`, which comes before the
+    other keys; None if it is no number.
+    """
+    limit = case.config.get(release.length.get("before", ""))
+    return limit if isinstance(limit, int | float) else None
+
+
+def exceeds_served_length(release: Release, case: ServedLayer, releases: Releases) -> bool:
     """Return whether the engine is asked to start for more tokens than the served length that it
     takes from the config.
     """
-    return (
-        case.limit_is_given
-        and case.max_position is not None
-        and case.max_model_len > _factor_of_length(release, case) * case.max_position
-    )
+    length, limit = served_length(release, case, releases), case.max_model_len
+    above = case.limit_is_given and length is not None and limit > length
+    return above and limit > (_own_limit(release, case) or 0)

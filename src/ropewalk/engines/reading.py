@@ -128,8 +128,13 @@ class EngineReading:
         self.set_fields("partial_rotary_factor", does, source, **changed, scaling=scaling)
 
     def chunk_axes(self, does: str, source: str) -> None:
-        """Set the chunked order of M-RoPE's axes."""
-        self.set_fields("mrope_interleaved", does, source, axes=chunked(self.case.sections))
+        """Set the chunked order of M-RoPE's axes, with the sections that the config gives: an
+        interleaved order has at most every third pair for height and width.
+        """
+        given = self.case.value("rope.mrope_section") or []
+        fits = sum(given) == self.spec.pairs
+        axes = chunked(given if fits else self.case.sections)
+        self.set_fields("mrope_interleaved", does, source, axes=axes)
 
     def set_yarn_magnitude(self, magnitude: float, does: str, source: str) -> None:
         """Set YaRN's magnitude to that of the engine; if it differs from the config's, add a rule

@@ -264,6 +264,11 @@ def is_at_most_zero(value: Any) -> bool:
     return isinstance(value, int | float) and value <= 0
 
 
+def is_below_zero(value: Any) -> bool:
+    """Return whether a value is a number below 0."""
+    return _is_number(value) and value < 0
+
+
 def _are_no_numbers(value: Any) -> bool:
     """Return whether a value is no list, or a list with anything but numbers."""
     return not isinstance(value, list) or not all(map(_is_number, value))
@@ -344,14 +349,18 @@ def pairs_of(config: Config) -> int:
     def plain(rope: Config) -> Config:
         """Return a rope without faults that rotates as many pairs."""
         # a scaled rope reads partial_rotary_factor in families whose unscaled one does not
-        is_scaled = name_of(rope) not in (None, "default", "mrope")
+        is_scaled = reads_partial or name_of(rope) not in (None, "default", "mrope")
         # any scaling will do: only the number of pairs is asked for
         name = {"rope_type": "linear", "factor": 2.0} if is_scaled else {"rope_type": "default"}
         kept = ("rope_theta", "partial_rotary_factor")
         return name | {key: rope[key] for key in kept if key in rope}
 
+    reads_partial = False
     if not is_text_model(config):  # a family with axes has sections by default, which may not fit
+        reads_partial = family_of(config.get("model_type")).reads_partial
         config = without("model_type")(config)
+        if reads_partial and not any(config.get(key) for key in ROPES):
+            config = {**config, "rope_scaling": {"rope_type": "default"}}
     try:
         read = read_specs(with_ropes(with_numbers(config), plain), "exact")[0]
         specs = [spec for spec in read.values() if spec is not None]
@@ -460,6 +469,81 @@ def lacks_factors(config: Config, key: str) -> bool:
     )
 
 
+def has_needed_ropes_misnamed(config: Config) -> bool:
+    """Return whether a family that needs a rope has ropes under names of no layer type alone."""
+    ropes = config.get("rope_parameters")
+    is_needed = family_of(config.get("model_type")).rope_required
+    return is_needed and bool(ropes) and without_a_layer_type(config) == [*(ropes or {})]
+
+
+def has_null_theta(place: Config) -> bool:
+    """Return whether a config or a rope writes theta as null."""
+    return place.get("rope_theta", 0) is None
+
+
+def has_null_name(rope: Config) -> bool:
+    """Return whether the key by which a rope names its scaling is null."""
+    return rope.get("rope_type", 0) is None or has_null_type(rope)
+
+
+def has_null_type(rope: Config) -> bool:
+    """Return whether a rope has `type` alone to name its scaling, and it is null."""
+    return "rope_type" not in rope and rope.get("type", 0) is None
+
+
+def has_scaling_beside_layers(config: Config) -> bool:
+    """Return whether a config has ropes by layer type, and a rope in `rope_scaling` too."""
+    return isinstance(config.get("rope_scaling"), Mapping) and bool(
+        config["rope_scaling"] and ropes_by_layer_type(config)
+    )
+
+
+def has_type_beside_layers(config: Config) -> bool:
+    """Return whether `rope_scaling` beside ropes of layer types has no name but `type`."""
+    scaling: Any = config.get("rope_scaling")
+    return has_scaling_beside_layers(config) and "type" in scaling and "rope_type" not in scaling
+
+
+def has_other_number_of_axes(config: Config) -> bool:
+    """Return whether some mrope_section of a family with axes has more or fewer entries than 3,
+    which add up to the pairs that rotate.
+    """
+    given = [rope.get("mrope_section") for rope in all_ropes(config)]
+    has_other = any(
+        isinstance(each, list) and len(each) != 3 and not _are_no_numbers(each) for each in given
+    )
+    return has_other and not is_text_model(config) and not has_wrong_sections(config)
+
+
+def has_null_sections(config: Config) -> bool:
+    """Return whether some mrope_section of a family with axes is null."""
+    written = (rope.get("mrope_section", 0) for rope in all_ropes(config))
+    return not is_text_model(config) and any(each is None for each in written)
+
+
+def lacks_fitting_sections(config: Config) -> bool:
+    """Return whether a family with axes has no mrope_section, and the one of its class does not add
+    up to the pairs that rotate.
+    """
+    sections = family_of(config.get("model_type")).sections
+    given = any(rope.get("mrope_section") is not None for rope in all_ropes(config))
+    is_beside = config.get("mrope_section") is not None
+    if sections is None or given or is_beside or is_text_model(config):
+        return False
+    return sum(sections) != pairs_of(config)
+
+
+def has_odd_truncate(rope: Config) -> bool:
+    """Return whether `truncate` of a rope is a number, a list or an object."""
+    value = rope.get("truncate")
+    return not isinstance(value, bool | str | None)
+
+
+def has_odd_interleaved(rope: Config) -> bool:
+    """Return whether `mrope_interleaved` of a rope is neither true, false nor null."""
+    return not isinstance(rope.get("mrope_interleaved"), bool | None)
+
+
 def _is_text(value: Any) -> bool:
     """Return whether a value is a text, a list or an object."""
     return isinstance(value, str | list | Mapping)
@@ -492,6 +576,10 @@ FAULTS: dict[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
     "high_freq_factor below 0": (
         ("high_freq_factor",),
         lambda value: _is_number(value) and value < 0,
+    ),
+    "attention_factor of 0": (
+        ("attention_factor",),
+        lambda value: _is_number(value) and value == 0,
     ),
     "factor of 0": (("factor",), lambda value: _is_number(value) and value == 0),
     "factor below 0": (("factor",), lambda value: _is_number(value) and value < 0),

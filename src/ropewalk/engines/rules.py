@@ -51,6 +51,8 @@ SCALINGS_READ = [
 #: the `part` of rows about what a config class refuses before any rope is built; they hold for the
 #: engines that use the class too
 WHOLE = "whole config"
+#: the `part` of rows about errors in the forward of transformers, which other engines do not run
+FORWARD = "forward"
 #: {type of a value, in the words of errors: whether a value has it}, as config classes check it
 TYPES: dict[str, Callable[[Any], bool]] = {
     "an integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
@@ -201,11 +203,9 @@ class Release:
               `is`, for a list the `names` that it may have, `needed` if a config must have the keys,
               and, unless all classes have them, the `families` or `not_families`
     nulls     keys of a rope whose null the rules are about
-    code      which models the engine can load: those of the engine `of` but `without` some, and
-              `names`; what it `says` of others; whether it can run the code of the checkpoint
-              (`remote`); whether it also reads the type of a text model in a multimodal config
-              (`parts`), of which it loads those `inside` too; "architectures" as `key` if it goes by
-              that key and not by model_type; the engine `types_of` whose config classes it uses
+    code      the model types that the engine can load, and what it says of others
+    served    {model type: the served length that its config class has if a config gives none}
+    text_types {model type of a whole config: that of its text_config if it names none}
     """
 
     engine: str
@@ -225,6 +225,8 @@ class Release:
     nulls_refused: Mapping[str, list[str]] = field(default_factory=dict)
     types: tuple[Mapping[str, Any], ...] = ()
     code: Mapping[str, Any] = field(default_factory=dict)
+    served: Mapping[str, int] = field(default_factory=dict)
+    text_types: Mapping[str, str] = field(default_factory=dict)
 
     def take(
         self,
@@ -299,7 +301,13 @@ class Release:
         for rule in self.rules:
             if rule.then == "refuse" and rule.is_about_family and rule.matches(reading):
                 return reading.fail(f"refused: {rule.text(reading)}")
-            if rule.then == "refuse without needed keys" and rule.matches(reading):
+            # the rules of the rope are applied to a config that `from_hf` reads, and these rows are
+            # about the config as it is written
+            is_written = rule.then in (
+                "refuse without needed keys",
+                "refuse above the served length",
+            )
+            if is_written and rule.matches(reading):
                 OPERATIONS[rule.then](reading, rule, self, releases)
                 if reading.problem is not None:
                     return reading
@@ -364,9 +372,11 @@ class Release:
         """The release whose code was read."""
         return self.version
 
-    def apply(self, case: ServedLayer, releases: Releases) -> EngineReading:
+    def apply(
+        self, case: ServedLayer, releases: Releases, *, without: str | None = None
+    ) -> EngineReading:
         """Return what the engine computes for a case; its `problem` is "not known: ..." if no rule
-        was read for it.
+        was read for it. `without` is a part whose rows are left out.
         """
         reading = EngineReading(case, self.read)
         if case.model_type not in self.families:
@@ -374,11 +384,18 @@ class Release:
             return reading.fail(f"not known: {text}")
         if case.spec.scaling.name not in SCALINGS_READ:
             return reading.fail(f"not known: rope_type {case.spec.scaling.name}")
-        return self.apply_part("", reading, releases)
+        return self.apply_part("", reading, releases, without=without)
 
-    def apply_part(self, part: str, reading: EngineReading, releases: Releases) -> EngineReading:
-        """Apply the rows of one part, or with "" all rows but those of WHOLE, to what was read so
-        far; return the same reading.
+    def apply_part(
+        self,
+        part: str,
+        reading: EngineReading,
+        releases: Releases,
+        *,
+        without: str | None = None,
+    ) -> EngineReading:
+        """Apply the rows of one part, or with "" all rows but those of WHOLE and of the part
+        `without`, to what was read so far; return the same reading.
         """
         ended: set[str] = set()  # the chains of which a row has applied
         for rule in self.rules:
@@ -386,7 +403,7 @@ class Release:
                 break
             if (
                 (part and rule.part != part)
-                or rule.part == WHOLE
+                or rule.part in (WHOLE, without)
                 or rule.chain in ended
                 or not rule.matches(reading)
             ):
@@ -468,8 +485,13 @@ def _release(
                 "nulls_refused",
                 "types",
                 "code",
+                "text_types",
             )
             if key in text
+        }
+        own["served"] = {
+            **(base.served if base else {}),
+            **{name: row["length"] for row in text.get("served", []) for name in row["families"]},
         }
         families = frozenset(_names(text.get("families", []), lists))
         unread = tuple(

@@ -41,6 +41,8 @@ from ropewalk.engines.rope_faults import (
     faulty,
     has_no_name,
     has_no_text_as_name,
+    has_null_name,
+    has_null_theta,
     has_odd_width,
     has_unknown_name,
     has_wrong_sections,
@@ -48,6 +50,7 @@ from ropewalk.engines.rope_faults import (
     is_above_one,
     is_at_most_zero,
     is_below_one,
+    is_below_zero,
     is_float_length,
     is_no_number,
     is_no_width,
@@ -102,6 +105,29 @@ DEFAULT_ROPES: dict[str, dict[str, Any]] = {
         },
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
+    "laguna": {
+        "full_attention": {
+            "rope_type": "default",
+            "partial_rotary_factor": 0.5,
+            "rope_theta": 5e5,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "mellum": {
+        "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "ministral3": {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 16.0,
+        TRAINED: 16384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale_all_dim": 1.0,
+        "mscale": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
     "mimo_v2_flash": {
         "full_attention": {
             "rope_type": "default",
@@ -155,14 +181,21 @@ def _fractions(config: Config, fraction: float, holds: Callable[[Config], Any]) 
 
 
 def _other_numbers(rope: Config) -> Config:
-    """Return a rope with numbers of OTHERS in place of magnitudes that are no numbers. If any other
-    number is none, return a rope with linear scaling by 7 instead: an engine that reads the rope
-    computes something else from that than from any usual one.
+    """Return a rope with numbers of OTHERS in place of magnitudes that are no numbers, and of the
+    factor of LongRoPE; with linear scaling by 7 if anything else is no number.
     """
     wrong = no_numbers(rope)
-    if {*wrong} - {*MAGNITUDES}:
+    # the factor of LongRoPE changes its magnitude alone
+    own = ("factor",) if name_of(rope) in ("longrope", "su") else ()
+    if {*wrong} - {*MAGNITUDES, *own}:
         return _scaled(7.0)(rope)
     return {**rope, **{key: OTHERS[key] for key in wrong}}
+
+
+def _width_above_zero(config: Config, width: int) -> Config:
+    """Return the config with this width in place of one below 0."""
+    wrong = [key for key in WIDTHS if is_below_zero(config.get(key))]
+    return {**config, **dict.fromkeys(wrong, width)}
 
 
 def _served(config: Config, length: int) -> Config:
@@ -228,6 +261,24 @@ def _theta_instead(config: Config, theta: float) -> Config:
         return {**place, "rope_theta": theta} if is_no_number(place.get("rope_theta")) else place
 
     return with_ropes(change(config), change)
+
+
+def _theta_for_null(theta: float) -> Callable[[Config], Config]:
+    """Return a function that puts a theta in the place of null in a config and its ropes."""
+    return lambda config: with_places(
+        config, lambda place: {**place, "rope_theta": theta} if has_null_theta(place) else place
+    )
+
+
+def _added_to_full_layers(config: Config) -> Config:
+    """Return the config with the keys of `rope_scaling` in the rope of full layers."""
+    ropes, added = config["rope_parameters"], config["rope_scaling"]
+    full = ropes.get("full_attention") or {}
+    if "rope_type" in full:  # of two names this one is read
+        added = without("type")(added)
+    full = {**full, **added}
+    changed = {**config, "rope_parameters": {**ropes, "full_attention": full}}
+    return without("rope_scaling")(changed)
 
 
 def _fraction_instead(config: Config, other: Config) -> Config:
@@ -317,6 +368,29 @@ def _with_sections(
     return with_ropes(config, change)
 
 
+def _one_section(config: Config) -> Config:
+    """Return the config with sections that give every pair to the first axis."""
+    pairs = pairs_of(config)
+    changed = _with_ropes_or_one(config, lambda rope: {**rope, "mrope_section": [pairs, 0, 0]})
+    # rules look at the last key to tell that the config has no sections
+    return {**changed, "one_section": True}
+
+
+def _sections_of_the_class(config: Config) -> Config:
+    """Return the config with the sections that its class gives where there are none."""
+    sections = [*(family_of(config.get("model_type")).sections or ())]
+    return _with_ropes_or_one(config, lambda rope: {**rope, "mrope_section": sections})
+
+
+def _with_ropes_or_one(config: Config, change: Callable[[Config], Config]) -> Config:
+    """Return the config with its ropes changed, or with an unscaled one that is changed if it has
+    none.
+    """
+    if not any(config.get(key) for key in ("rope_scaling", "rope_parameters")):
+        config = {**config, "rope_scaling": {"rope_type": "default"}}
+    return with_ropes(config, change)
+
+
 def _fitting_sections(config: Config) -> Config:
     """Return the config with sections scaled to the pairs that rotate, if they do not add up."""
     return _with_sections(config, _scaled_to_fit) if has_wrong_sections(config) else config
@@ -362,14 +436,14 @@ def _ropes_beside(config: Config) -> Config:
 
 def _default_layers(config: Config) -> Config:
     """Return the config with the family's ropes of DEFAULT_ROPES if it has one for each layer type
-    there, else with one unscaled rope.
+    there, or one with a theta, else with one unscaled rope.
     """
     # one rope for all layer types has a rope_type itself, ropes by layer type have not; a family that
     # is not in DEFAULT_ROPES counts as one with a rope for all
     rope = DEFAULT_ROPES.get(str(config.get("model_type")), {"rope_type": ""})
-    return TAKEN_AS["an unscaled rope" if "rope_type" in rope else "the default rope of the class"](
-        config
-    )
+    # ropes of layer types, and one with a theta of its own, do not depend on the config
+    is_own = "rope_type" not in rope or "rope_theta" in rope
+    return TAKEN_AS["the default rope of the class" if is_own else "an unscaled rope"](config)
 
 
 def _scaled_to_fit(sections: list[int], pairs: int) -> list[int]:
@@ -468,6 +542,16 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "numbers in the rope": lambda config: with_ropes(
         config, lambda rope: {**rope, **{key: NUMBERS[key] for key in no_numbers(rope)}}
     ),
+    "no theta that is null": lambda config: with_places(
+        config, lambda place: without("rope_theta")(place) if has_null_theta(place) else place
+    ),
+    "theta 10,000 where it is null": _theta_for_null(10_000.0),
+    "theta 123,456 where it is null": _theta_for_null(123_456.0),
+    "unscaled where the name is null": _if(
+        has_null_name, lambda rope: _unscaled(_without_name(rope))
+    ),
+    "linear by 7 where the name is null": _if(has_null_name, _scaled(7.0)),
+    "rope_scaling added to the rope of full layers": _added_to_full_layers,
     "theta 10,000": lambda config: _theta_instead(config, 10_000.0),
     "theta 100,000": lambda config: _theta_instead(config, 100_000.0),
     "no fraction": lambda config: _fraction_instead(config, {}),
@@ -538,9 +622,23 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
         config,
         lambda rope: {key: "default" if value == "mrope" else value for key, value in rope.items()},
     ),
+    "one section": lambda config: _one_section(config),
+    "sections of the class, time has the rest": lambda config: _with_sections(
+        _sections_of_the_class(config), _time_has_the_rest
+    ),
+    "the truth of mrope_interleaved": _if(
+        lambda rope: "mrope_interleaved" in rope,
+        lambda rope: {**rope, "mrope_interleaved": bool(rope["mrope_interleaved"])},
+    ),
+    "the truth of truncate": _if(
+        lambda rope: "truncate" in rope, lambda rope: {**rope, "truncate": bool(rope["truncate"])}
+    ),
+    "a width of 64 instead of one below 0": lambda config: _width_above_zero(config, 64),
+    "a width of 128 instead of one below 0": lambda config: _width_above_zero(config, 128),
     "time has the rest": lambda config: _with_sections(config, _time_has_the_rest),
     "sections that add up": lambda config: _with_sections(config, None),
     "other sections that add up": lambda config: _with_sections(config, None, other=True),
+    "sections scaled to fit": _fitting_sections,
     "whole heads and sections scaled to fit": lambda config: _fitting_sections(
         without("partial_rotary_factor")(with_ropes(config, without("partial_rotary_factor")))
     ),

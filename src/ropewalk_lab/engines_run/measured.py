@@ -38,6 +38,13 @@ PERIODS = {
     "qwen3_5_text": ("full_attention_interval", 4),
     "qwen3_5_moe_text": ("full_attention_interval", 4),
 }
+#: {family: {layer type as `from_hf` names it: the types of `layer_types` that are of it}}
+LAYER_NAMES = {
+    "deepseek_v4": {
+        "main": ("sliding_attention",),
+        "compress": ("compressed_sparse_attention", "heavily_compressed_attention"),
+    }
+}
 #: such families whose first layer has full attention, and the second has not
 FULL_FIRST = ("modernbert", "modernbert-decoder")
 #: relative difference of two frequencies, or of two magnitudes, that is rounding in float32
@@ -152,6 +159,14 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
     if attending is None and isinstance(kinds := text.get("layers_block_type"), list):
         attending = [index for index, kind in enumerate(kinds) if kind in ("attention", "hybrid")]
     first_layers = {}
+    if names := LAYER_NAMES.get(str(text.get("model_type"))):
+        if not declared:  # which layers the others are follows from further keys
+            return {name: 0 for name in layer_types if name == "main"}
+        firsts = {
+            name: [index for index, kind in enumerate(declared) if kind in names.get(name, ())]
+            for name in layer_types
+        }
+        return {name: indices[0] for name, indices in firsts.items() if indices}
     for name in layer_types:
         # the config lists the types of its layers, and this one is not among them; a list of which
         # no name is wanted here uses other names, and says nothing
@@ -175,6 +190,8 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
         key, default = PERIODS[text["model_type"]]
         period = text.get(key) or default
         layers = text.get("num_hidden_layers") or period
+        if not isinstance(period, int) or not isinstance(layers, int):
+            return first_layers  # no engine takes such a config
         if period <= layers:
             first_layers["full_attention"] = period - 1
         else:
