@@ -235,6 +235,7 @@ class DualChunk(Remapping):
         """Return three pieces: keys in the query's own chunk, in the chunk before it, and in all
         older chunks.
         """
+        # `chunk` is the largest position that a query may have; a chunk has fewer tokens, `size`
         size = self.chunk - self.local
         q_chunk, k_chunk = q_positions // size, k_positions // size
         q, k = q_positions % size, k_positions % size

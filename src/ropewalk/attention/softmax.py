@@ -5,6 +5,9 @@ Words of this module:
   encoding    where positions enter: `embed` adds them to x, `rotate` turns q and k, `bias` is added
               to the scores, `value_bias` to the output; an encoding does some of these, or none
   visible     the masks of a call, `masks.Visibility`
+  values      the option to rotate the values too, a `RotatedValues`; None: they do not rotate
+  sinks       a learned score of each head that belongs to no token and takes a share of the
+              attention weights; the sinks of a `KVCache` are tokens
   remapping   replaces the distances by which RoPE scores far tokens, see `attention.remap`
 """
 
@@ -76,6 +79,7 @@ class SoftmaxAttention(nn.Module):
             if choices.temperature is None
             else QueryTemperature(choices.temperature, self.num_heads)
         )
+        # `choices.sinks` only says that there are sinks; their scores start at 0
         self.sinks = None if choices.sinks is None else nn.Parameter(torch.zeros(self.num_heads))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

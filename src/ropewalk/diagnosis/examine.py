@@ -169,12 +169,16 @@ def _error_ids() -> set[str]:
 
 
 def _errors_of(case: Examination, before: tuple[Any, ...]) -> set[str]:
-    """Return the ids of the errors that remain in the config `before` (root, draft, duplicates,
-    not_json) if all repairs but the doubtful ones are made.
+    """Return the ids of the errors that remain if the state `before` is repaired without the
+    doubtful repairs.
+
+    before  the fields root, draft (a draft model's config), duplicates and not_json of an
+            Examination, as they were before any repair
     """
     root, draft, duplicates, not_json = copy.deepcopy(before)
     first = replace(case, root=root, draft=draft, duplicates=duplicates, not_json=not_json)
-    first.reaches, first.withheld = 0, {r.id for r in mistakes() if r.repair in DOUBTFUL}
+    first.reaches = 0  # in `before`, no repair has extended the rope yet
+    first.withheld = {r.id for r in mistakes() if r.repair in DOUBTFUL}
     return {each.row.id for each in _look(first) if not each.repaired} & _error_ids()
 
 

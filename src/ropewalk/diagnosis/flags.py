@@ -55,6 +55,8 @@ def flags(
     changed = changes(old, new)
     if not changed:
         return {}
+    # `whole` is for vLLM, which sets the keys on a config that transformers has read already: a new
+    # rope object replaces the one with theta, so it must have theta inside
     text, whole = json.dumps(changed), json.dumps(_with_whole_rope(changed, new, specs))
     long = "" if length is None else f" --max-model-len {length}"
     context = "" if length is None else f" --context-length {length}"

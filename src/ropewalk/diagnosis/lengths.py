@@ -6,6 +6,7 @@ the length in use (`case.length`) the one that the caller of `doctor` gave; all 
 A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
 reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
 is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
+`rows_of` gives other rows, those of published.json: the published models of the config's sizes.
 """
 
 from __future__ import annotations
@@ -155,11 +156,16 @@ def multiplied_twice(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def factor_too_small(case: Examination, row: Mistake) -> Facts | None:
-    """Find a served length that the factor of YaRN does not reach, or that of linear where the
-    trained length is a published one.
+    """Find a served length that trained length x factor does not reach, with YaRN or linear. With
+    linear the trained length must be that of a published model, since the length in the config may
+    be the trained one or that times the factor.
+
+    A row with "axes" in `names` is for ropes whose pairs are split among the axes of images and
+    videos, any other row for the rest.
     """
     trained, served, factor = case.trained, case.served, case.factor
-    # positions of images and videos grow slower than tokens
+    # for these ropes the mistake is only a note: positions of images and videos grow slower than
+    # tokens
     axes = any(rope.get(key) is not None for _, rope in case.ropes() for key in keys.SECTION_KEYS)
     if axes != ("axes" in row.names):
         return None
@@ -174,6 +180,7 @@ def factor_too_small(case: Examination, row: Mistake) -> Facts | None:
     # a factor of 1, or one with a zero too few, is surely wrong; any other may be right, and a
     # length wrong
     tens = any(math.isclose(ratio, factor * 10**power) for power in (1, 2))
+    # known: a published model of these sizes has a scaling; stated: one has this very factor
     known = any("scaling" in each for each in rows_of(case))
     stated = any(each.get("scaling", {}).get("factor") == factor for each in rows_of(case))
     decided = factor == 1 or tens or (known and published_trained_length(case) == trained)
@@ -186,7 +193,8 @@ def factor_too_small(case: Examination, row: Mistake) -> Facts | None:
         "trained": trained,
         "holder": rope,
         "name": "factor",
-        # a published trained length that is another must be written first
+        # a ratio that is no whole number may as well come from a wrong length; a published trained
+        # length that differs from the config's must be written first
         "fixable": rope is not None
         and ratio.is_integer()
         and decided
@@ -259,7 +267,8 @@ def alpha_missing(case: Examination, row: Mistake) -> Facts | None:
     if str(case.model_type).startswith(row.keys):
         alphas.add(ALPHA)
     place, rope = case.ropes()[0]
-    facts = {"key": at(place, "alpha"), "value": case.factor, "model": case.model_type}
+    facts = {"key": at(place, "alpha"), "value": None, "factor": case.factor}
+    facts |= {"model": case.model_type}
     facts |= {"new": min(alphas, default=None), "holder": rope, "name": "alpha"}
     return {**facts, "fixable": len(alphas) == 1}
 

@@ -155,7 +155,9 @@ def rope_of_fixed_family(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def keys_unread(case: Examination, row: Mistake) -> Facts | None:
-    """Find keys that the model's code does not read, and values that differ from others."""
+    """Find what the reader of configs warns about: keys that the model's code does not read, and
+    settings that the config gives twice with different values.
+    """
     try:
         told = read_specs(case.root, "exact")[1].warnings
     except RopeError:

@@ -299,14 +299,19 @@ def theta_of_family(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _theta_given(case: Examination) -> bool:
-    """Return whether a config gives the theta of its full attention layers itself."""
-    layer = case.family.layer_thetas.get(FULL)
+    """Return whether the config states the theta of its full attention layers; otherwise the model
+    takes the default of its family.
+    """
+    # what the family says about the theta of these layers; None: all its layers share one theta
+    full_theta = case.family.layer_thetas.get(FULL)
     name = case.family.renamed.get("rope_theta", "rope_theta")
-    places = case.text.get("rope_parameters")
-    rope = layers_of(places).get(FULL) if isinstance(places, dict) and layer else None
+    parameters = case.text.get("rope_parameters")
+    has_own_rope = isinstance(parameters, dict) and full_theta is not None
+    rope = layers_of(parameters).get(FULL) if has_own_rope else None
     if rope is not None:
         return rope.get("rope_theta") is not None
-    own = layer.key if layer and layer.key else name
+    # `get` looks in every rope, where the key is rope_theta in all families, then outside
+    own = full_theta.key if full_theta and full_theta.key else name
     return case.get(own) is not None or case.get("rope_theta") is not None
 
 

@@ -487,8 +487,8 @@ def key_misspelled(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def rename(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Give a value its right key, in the order at the place of the wrong one; also write the
-    rope_type that the wrong key names, if the facts have one as `type`.
+    """Rename a key in place, without a change of the order of keys; also write the rope_type that
+    the wrong key names, if the facts have one as `type`.
     """
     holder, old, new = facts["holder"], facts["name"], facts["new"]
     if facts.get("type"):

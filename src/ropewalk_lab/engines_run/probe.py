@@ -77,7 +77,8 @@ def _read_matrix(matrix: np.ndarray) -> dict[str, Any]:
     size = matrix.shape[0]
     for width in range(size - size % 2, 0, -2):
         for start in dict.fromkeys((0, size - width)):
-            # a part of the head rotates at its start or at its end
+            # a part of the head rotates at its start or at its end; a result may be in another
+            # layout than the input
             for layouts in LAYOUTS:
                 if (rope := _fit(matrix, layouts, width, start)) is not None:
                     return rope

@@ -258,6 +258,7 @@ def _read(model: LoadedModel, request: ReadingRequest, report: Report) -> Readin
 
     def keep_map(layer: int, weights: Tensor) -> None:
         """Store the pooled attention weights of a layer, and report it."""
+        # layers may have different numbers of heads; as many are kept as every layer has
         maps[layer] = pooled(weights[0, : model.heads], CELLS)
         report(len(maps), model.layers + WRITTEN)
 

@@ -43,8 +43,10 @@ def why_not(x: Tensor, request: AnyRequest) -> str | None:
 def prepare(
     xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request
 ) -> Callable[..., bool] | None:
-    """Return a function that starts the compiled kernel for calls with the same shapes, dtypes and
-    strides; None if there is no single compiled kernel for them.
+    """Return a function (q, k, q_out, k_out, positions, offset) -> started, for calls whose tensors
+    have these shapes, dtypes and strides: it starts the compiled kernel and returns True, or starts
+    nothing and returns False if it does not support the call. None if there is no single compiled
+    kernel for them.
     """
     from ropewalk.kernels.rotation.triton import launch
 
