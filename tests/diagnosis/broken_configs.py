@@ -117,6 +117,31 @@ LLAMA4_SMALL = {
     "vocab_size": 202048,
     "max_position_embeddings": 8192,
 }
+QWEN_SMALL = {
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 24,
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1000000.0,
+}
+MINISTRAL3 = {
+    "model_type": "ministral3",
+    "hidden_size": 512,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 8192,
+}
+VICUNA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 GPTJ = {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": 64, "n_positions": 2048}
 HUNYUAN = {
@@ -881,5 +906,28 @@ BROKEN = [
         changed(QWEN3_8B, {"rope_type": "default", "factor": 4.0}),
         None,
         {"length": 131072},
+    ),
+    Broken(
+        "published_heads_differ",
+        {**QWEN_SMALL, "num_attention_heads": 16},
+        QWEN_SMALL,
+    ),
+    Broken(
+        "rope_type_refused",
+        {**LLAMA, "model_type": "phi3", "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        None,
+    ),
+    Broken(
+        "temperature_missing",
+        {**MINISTRAL3, "rope_parameters": V5},
+        {**MINISTRAL3, "rope_parameters": {**V5, "llama_4_scaling_beta": 0.1}},
+    ),
+    # a theta in a model of learned positions
+    Broken("rope_of_fixed_family", {"model_type": "gpt2", "n_embd": 768, "rope_theta": 1e4}, None),
+    # a released name tells the release of these sizes
+    Broken(
+        "published_scaling_lost",
+        {**VICUNA, "_name_or_path": "lmsys/vicuna-7b-v1.5-16k"},
+        {**VICUNA, "rope_scaling": LINEAR},
     ),
 ]

@@ -20,6 +20,7 @@ from broken_configs import (
     GONE,
     GRANITE_H,
     LLAMA,
+    QWEN3_8B,
     RIGHT,
     RIGHT3,
     V5,
@@ -56,6 +57,7 @@ ELSEWHERE = {
     "gguf_theta_lost",
     "gguf_width_wrong",
     "rope_switched_on",
+    "served_length_follows",
     "engine_refuses",
     "engine_differs",
     "engine_not_known",
@@ -189,6 +191,8 @@ def test_the_published_table_agrees_with_itself(row):
         config["rotary_emb_base"] = config.pop("rope_theta")
     if config["model_type"] in ("qwen2_vl", "qwen2_5_vl"):
         config["rope_scaling"] = {"type": "mrope", "mrope_section": [16, 24, 24]}
+    if row.get("only_named"):
+        config["_name_or_path"] = row["name"]
     if "scaling" in row:
         pairs = (row.get("rotated") or row["head_dim"]) // 2
         lists = {key: [1.0] * pairs for key in row["scaling"].get("left_out", ())}
@@ -524,6 +528,18 @@ def test_v5_and_nested_forms_are_healthy():
         RIGHT3,
     ):
         assert rw.doctor(config).exit_status == 0
+
+
+def test_a_longer_served_length_is_told():
+    broken = {**QWEN3_8B, "rope_scaling": {"type": "yarn", "factor": "4.0"}}
+    broken["rope_scaling"]["original_max_position_embeddings"] = 32768
+    found = rw.doctor(broken, length=131072)
+    assert [each.id for each in found.findings] == [
+        "factor_as_text",
+        "only_type",
+        "served_length_follows",
+    ]
+    assert found.corrected["max_position_embeddings"] == 131072
 
 
 def test_a_model_that_was_published_without_a_rope_does_not_rotate():

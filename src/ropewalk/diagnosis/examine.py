@@ -52,6 +52,8 @@ PASSES = 8
 EXTENSIONS = ("add_yarn", "raise_factor", "put_factor")
 #: finders of unusual settings of a scaling, which its lengths and its factor explain or do not
 SETTINGS = ("yarn_unusual",)
+#: finders that compare lengths with what the scaling covers
+FOLLOWING = ("factor_too_small", "factor_too_large", "served_beyond_scaling")
 #: mistakes of the trained length and of the factor, from which an extension follows
 BASES = (
     "trained_length_tiny",
@@ -158,7 +160,11 @@ def _look_carefully(case: Examination) -> list[Finding]:
         case.root, case.draft, case.duplicates, case.not_json = copy.deepcopy(before)
         case.reaches = 0  # no repair has extended the rope yet
     # after a repair that wrote YaRN, the served length becomes the length in use
-    serve(case, before[0])
+    state = copy.deepcopy(case.root)
+    raised = serve(case, before[0])
+    if raised is not None:
+        row = next(each for each in mistakes() if each.find == "length_follows")
+        found.append(_Found(row, raised, state, True))
     meant = case.specs()
     return [_finding(case, meant, each) for each in found]
 
@@ -232,6 +238,9 @@ def _pass(case: Examination) -> list[_Found]:
         # an error that is not repaired says why the config cannot be read
         told = any(each.row.severity == "error" and not each.repaired for each in found)
         if row.find == "unreadable" and told:
+            continue
+        # what follows from a wrong length or factor would contradict the finding about it
+        if row.find in FOLLOWING and any(e.row.find in BASES and not e.repaired for e in found):
             continue
         for _ in range(MOST):
             facts = FINDERS[row.find](case, row)

@@ -449,7 +449,10 @@ def served_length_lowered(case: Examination, row: Mistake) -> Facts | None:
     elif case.length is None or not served < case.length <= native * (1 + SAME_LENGTH):
         return None
     facts = {"key": length_key(case), "value": served, "new": native, "length": case.length}
-    facts |= {"model": rows_of(case)[0]["name"], "holder": case.text, "name": length_key(case)}
+    model = next(
+        r["name"] for r in rows_of_any_length(case) if native in (*r["lengths"], r.get("trained"))
+    )
+    facts |= {"model": model, "holder": case.text, "name": length_key(case)}
     return facts
 
 
@@ -459,34 +462,46 @@ def dynamic_length_raised(case: Examination, row: Mistake) -> Facts | None:
     length and not the trained one.
     """
     served, known = whole(case.text.get(SERVED_LENGTH_KEY)), published_trained_length(case)
-    trained = case.trained or known
+    rows, theta = rows_of(case), theta_of(case)
+    own = [each for each in rows if theta in each["theta"]]
+    # a model that was published with dynamic NTK: its served length is the one that theta grows from
+    dynamic = [max(r["lengths"]) for r in own if r.get("scaling", {}).get("rope_type") == "dynamic"]
+    trained = case.trained or known or max(dynamic, default=None)
     if case.rope_type != "dynamic" or case.get("alpha") is not None or not served or not trained:
         return None
     if served <= trained or known not in (None, trained):
         return None
-    rows, theta = rows_of(case), case.get("rope_theta") or case.family.default("rope_theta")
-    own = [each for each in rows if theta in each["theta"]]
-    if any("scaling" in each or served in each["lengths"] for each in own):
+    kinds = {each.get("scaling", {}).get("rope_type", "dynamic") for each in own} - {"dynamic"}
+    if kinds or any(served in each["lengths"] for each in own):
         return None
     facts = {"key": SERVED_LENGTH_KEY, "value": served, "new": trained}
     return {**facts, "holder": case.text, "name": SERVED_LENGTH_KEY}
 
 
-def serve(case: Examination, before: dict) -> None:
-    """Raise the served length to the length in use, if a repair wrote a YaRN that covers it:
-    engines do not start for more than the config's own length. `before` is the config without
-    repairs.
+@finder
+def length_follows(case: Examination, row: Mistake) -> Facts | None:
+    """Find nothing: `serve` is called after all repairs, and tells of a length that it raised."""
+    return None
+
+
+def serve(case: Examination, before: dict) -> Facts | None:
+    """Raise the served length to the length in use, if a repair wrote a YaRN that covers it, and
+    return the facts about it; None if it stays. Engines do not start for more than the config's own
+    length. `before` is the config without repairs.
     """
     reach, served, length = covered(case), case.served, case.length
     if case.rope_type != "yarn" or not reach or not served or length is None:
-        return
+        return None
     unrepaired = Examination(copy.deepcopy(before))
     same = [rope for _, rope in unrepaired.ropes()] == [rope for _, rope in case.ropes()]
     if same and unrepaired.rope_type == case.rope_type:
-        return
+        return None
     # without a trained length the served one is taken for it, and must stay
-    if case.trained and max(served, case.trained) < length <= reach * (1 + SAME_LENGTH):
-        case.text[length_key(case)] = length
+    if not case.trained or not max(served, case.trained) < length <= reach * (1 + SAME_LENGTH):
+        return None
+    name = length_key(case)
+    case.text[name] = length
+    return {"key": name, "value": served, "new": length, "absent": False}
 
 
 @finder

@@ -31,6 +31,8 @@ from ropewalk.diagnosis.spelling import LIKENESS, nearest
 from ropewalk.errors import RopeError
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 
+#: values of position_embedding_type that ask for no rotation
+UNROTATED = ("absolute", "relative_key", "relative_key_query", "alibi", "nope", "learned")
 #: the scaling types that llama.cpp knows
 GGUF_TYPES = ("none", "linear", "yarn", "longrope")
 #: the config keys of a model that its draft takes over
@@ -77,6 +79,9 @@ def unreadable(case: Examination, row: Mistake) -> Facts | None:
     error = case.error()
     if error is None or _without_rotation(case, row) != ("note" in row.names):
         return None
+    if error.field == "rope_parameters or rope_theta":  # neither is given
+        facts = {"key": "rope_theta", "value": None, "why": error.rule, "absent": True}
+        return facts
     absent = _is_absent(case, error.field)
     value = None if absent and row.id != "rope_not_described" else error.value
     why = error.rule
@@ -147,6 +152,11 @@ def rope_of_fixed_family(case: Examination, row: Mistake) -> Facts | None:
     if has is None and error is not None and _switched_off(case, error):
         has = f"no rope ({error.field} is {error.value})"
     rope = case.flat()
+    # a theta or a switch of a rope, too; published configs of models with "no rope" may have one
+    other = next((key for key in row.keys if case.text.get(key) not in (None, *UNROTATED)), None)
+    if has not in (None, "no rope") and other is not None and not case.family.known:
+        facts = {"key": other, "value": case.text[other], "has": has}
+        return {**facts, "model": case.model_type}
     if has is None or rope is None or type_of(rope) in (None, "default"):
         return None
     facts = {"key": case.ropes()[0][0], "value": type_of(rope), "has": has}

@@ -64,11 +64,20 @@ def models() -> tuple[dict[str, Any], ...]:
 
 
 def rows_of_any_length(case: Examination) -> list[dict[str, Any]]:
-    """Return the rows of the published models with the sizes of a config, whatever its lengths are."""
+    """Return the rows of the published models with the sizes of a config, whatever its lengths are.
+    One with another vocabulary is a model of its own.
+    """
+    return _rows_with(case, tuple(IDENTITY))
+
+
+def _rows_with(case: Examination, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the rows of the published models of a config's family that have its sizes of these
+    `names`.
+    """
     text = case.text
     sizes = {
-        name: next((text[key] for key in names if text.get(key) is not None), None)
-        for name, names in IDENTITY.items()
+        name: next((text[key] for key in IDENTITY[name] if text.get(key) is not None), None)
+        for name in names
     }
     # a language model inside another model may have been trained anew
     inside = text is not case.root and "text" not in str(case.model_type).split("_")
@@ -83,7 +92,8 @@ def rows_of_any_length(case: Examination) -> list[dict[str, Any]]:
         )
         and case.model_type in row["model_types"]
         and (not inside or row.get("inside"))
-        and text.get("num_key_value_heads", row.get("kv_heads")) == row.get("kv_heads")
+        and (not row.get("only_named") or _is_named(case, row))
+        and text.get("num_key_value_heads") in (None, row.get("kv_heads", row["heads"]))
         and row.get(PARALLEL, True) == text.get(PARALLEL, True)
         # a width that the config or the row lacks does not tell them apart
         and row.get(WIDTH, text.get(WIDTH)) in (None, text.get(WIDTH, row.get(WIDTH)))
@@ -108,14 +118,16 @@ def _named(case: Examination, rows: list[dict[str, Any]]) -> list[dict[str, Any]
     """Return the rows of releases that the name of a config's own checkpoint is about; all rows if
     it is about none of them, or the config has no such name.
     """
+    # the most parts of a name tell the release: Qwen3-4B-2507, not Qwen3-4B
+    counts = [len(_parts(row)) if _is_named(case, row) else 0 for row in rows]
+    most = max(counts, default=0)
+    return [row for row, count in zip(rows, counts, strict=True) if count == most]
+
+
+def _is_named(case: Examination, row: dict[str, Any]) -> bool:
+    """Return whether the name of a config's own checkpoint has all parts of the name of a row."""
     name = case.root.get("_name_or_path")
-    if not isinstance(name, str) or len(rows) < 2:
-        return rows
-    parts = {*re.split(r"[-_./ ]", name.lower())}
-    # the parts of a row's name that are in that of the checkpoint; the most parts name the release
-    counts = [len(own) if (own := _parts(row)) <= parts else 0 for row in rows]
-    most = max(counts)
-    return [row for row, count in zip(rows, counts, strict=True) if count == most] or rows
+    return isinstance(name, str) and _parts(row) <= {*re.split(r"[-_./ ]", name.lower())}
 
 
 def _parts(row: dict[str, Any]) -> set[str]:
@@ -796,6 +808,24 @@ def head_differs(case: Examination, row: Mistake) -> Facts | None:
         "holder": case.text,
         "name": name,
     }
+
+
+@finder
+def heads_differ(case: Examination, row: Mistake) -> Facts | None:
+    """Find another number of heads than every published model with the other sizes has, where the
+    width of a head follows from it: the weights have the same shape, and are cut into other heads.
+    """
+    name = next((key for key in IDENTITY["heads"] if whole(case.text.get(key))), None)
+    if name is None or rows_of_any_length(case) or case.family.latent:
+        return None
+    if any(whole(case.text.get(key)) for key in keys.HEAD_DIM_KEYS):
+        return None
+    rows = _rows_with(case, ("hidden_size", "layers", "vocab_size"))
+    heads = {each["heads"] for each in rows if each.get("kv_heads", 0)}
+    if len(heads) != 1:
+        return None
+    facts = {"key": name, "value": case.text[name], "new": heads.pop(), "name": name}
+    return {**facts, "model": rows[0]["name"], "holder": case.text}
 
 
 @finder

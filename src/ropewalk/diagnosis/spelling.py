@@ -394,6 +394,21 @@ def type_unknown(case: Examination, row: Mistake) -> Facts | None:
 
 
 @finder
+def type_refused(case: Examination, row: Mistake) -> Facts | None:
+    """Find a scaling that the class of the family refuses; `names` has {model type: the only one
+    that it takes}.
+    """
+    taken = row.names.get(str(case.model_type))
+    for place, rope in case.ropes():
+        kind = read_type(case, rope)
+        if taken is None or kind in (None, "default", taken) or kind not in keys.rope_types():
+            continue
+        facts = {"key": at(place, "rope_type"), "value": type_of(rope), "taken": taken}
+        return {**facts, "model": case.model_type}
+    return None
+
+
+@finder
 def only_type(case: Examination, row: Mistake) -> Facts | None:
     """Find the older key `type` without `rope_type`, in a model that reads both; `names` has the
     model types whose own code reads `type` alone.

@@ -111,6 +111,8 @@ def factor_inverted(case: Examination, row: Mistake) -> Facts | None:
         if value is None or value >= 1 or type_of(rope) in ("longrope", "su", None):
             continue
         meant = ratio(case)
+        if case.length and case.trained:  # the length in use says more than the served one
+            meant = case.length / case.trained
         # where lengths contradict 1 / factor, the config does not say what was meant
         fits = meant is None or meant <= 1 or math.isclose(meant, 1 / value, rel_tol=1e-3)
         return {
@@ -352,6 +354,19 @@ def lists_absent(case: Examination, row: Mistake) -> Facts | None:
         if type_of(rope) == "longrope" and not any(rope.get(key) for key in row.keys):
             return {"key": at(place, "rope_type"), "value": type_of(rope)}
     return None
+
+
+@finder
+def temperature_missing(case: Examination, row: Mistake) -> Facts | None:
+    """Find a rope without a number that the code of its family multiplies by; `names` has {model
+    type: that of every published model}.
+    """
+    rope, new = case.flat(), row.names.get(str(case.model_type))
+    key = keys.TEMPERATURE_KEY
+    if new is None or rope is None or case.get(key) is not None or "rope_theta" not in rope:
+        return None
+    facts = {"key": f"{case.ropes()[0][0]}.{key}", "value": None, "new": float(new), "name": key}
+    return {**facts, "holder": rope, "model": case.model_type}
 
 
 @finder
