@@ -1,4 +1,10 @@
-"""What keys of other stacks mean: the table of aliases.toml."""
+"""What keys of other stacks mean: the table of aliases.toml.
+
+A stack is a library or a program that has model configs with keys of its own, such as llama.cpp. A
+meaning is mostly a key of transformers; the table has words of its own for the others, such as
+"1/factor". Its parts are for keys inside a rope object, for keys outside it, in the config itself,
+and for keys that mean the same anywhere.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,7 @@ from ropewalk.config import keys
 TABLE = Path(__file__).with_name("aliases.toml")
 #: a key with the name of a GGUF architecture before it, such as qwen2.rope.freq_base
 PREFIXED = re.compile(r"[a-z0-9_]+?_(?=(rope|rotary)_|context_length$)")
-#: names of this package for sizes are no aliases, whatever the table says
+#: keys of transformers, before which no name of an architecture is looked for
 OWN = (*keys.THETA_KEYS, *keys.LENGTH_KEYS)
 
 
@@ -24,6 +30,7 @@ def _meanings() -> tuple[dict[str, str], dict[str, str]]:
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
 
     def senses(*parts: str) -> dict[str, str]:
+        """Return {key: meaning} of parts of the table, in which each meaning has a list of keys."""
         return {key: sense for part in parts for sense in table[part] for key in table[part][sense]}
 
     return senses("anywhere", "inside"), senses("anywhere", "outside")
@@ -38,7 +45,9 @@ def scalings() -> dict[str, str]:
 
 def meaning(key: str, inside: bool = False) -> str | None:
     """Return what a key of another stack means, by aliases.toml: mostly a key of transformers; None
-    if it is not in the table. `inside` is for a key of a rope object, else of the config itself.
+    if it is not in the table. Capitals do not count, and "." and "-" count as "_".
+
+    inside  whether the key is in a rope object; False: it is in the config itself
     """
     inner, outer = _meanings()
     known = inner if inside else outer

@@ -1,5 +1,8 @@
 """What a mistake does, in numbers: how many pairs have another frequency, from which distance that
 shows, and the factor on attention logits.
+
+`wrong` is the rope that the config gives, `meant` the one that it should give. `Specs` are {layer
+type: its spec, which defines its rope, or None if it does not rotate}.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ OFF = 0.1
 class Effect:
     """How a rope differs from the one that was meant, in one layer type.
 
+    layer_type   as in the config, such as "full_attention"
     length       the length of the sequence, for scalings that depend on it; None: not given
     pairs        how many pairs have another frequency; `of`: how many pairs there are
     first_pair   the first pair with another frequency; None if there is none
@@ -50,7 +54,7 @@ class Effect:
 
 def effects(wrong: Specs | None, meant: Specs | None, length: int | None) -> tuple[Effect, ...]:
     """Return how the ropes of a config differ from those that were meant, for the layer types that
-    both have; () if they are the same or one cannot be read.
+    rotate in both and differ; () if there are none, or if one of the two cannot be read.
     """
     found = []
     for name, spec in (meant or {}).items():
@@ -87,7 +91,9 @@ def _effect(name: str, wrong: RopeSpec, meant: RopeSpec, length: int | None) -> 
 
 
 def _ladder(spec: RopeSpec, length: int | None) -> list[float]:
-    """Return the frequency of each pair on its own axis."""
+    """Return the frequency of each pair. With axes, a pair of a config's rope has one for each axis,
+    of which all but that of its own axis are 0.
+    """
     return [
         max(each) if isinstance(each, tuple) else each for each in spec.frequencies(length).radians
     ]

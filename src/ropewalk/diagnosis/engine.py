@@ -1,4 +1,16 @@
-"""What one engine makes of the corrected config, and how to write it so that the engine agrees."""
+"""What one engine makes of the corrected config, and how to write it so that the engine agrees.
+
+Words of this module:
+  audit     compares what an engine computes from a config with what transformers computes. Its
+            findings, one for each layer type and length, are read here: `agrees`, or `problem`, why
+            there is no result ("refused: ..." or "not known: ..."), or the `difference`
+  form      a way of writing the same rope, by other keys or in another place; FORMS has a function
+            for each, which rewrites the text part of a config in place
+  starts    the engine takes the config, whatever it computes then
+  row       a row of mistakes.toml, here for its texts: "engine_refuses", "engine_differs" or
+            "engine_not_known"
+  repaired  the config was rewritten in a form that the engine agrees with, or starts with
+"""
 
 from __future__ import annotations
 
@@ -28,7 +40,7 @@ NAMES = {
 
 
 def name_of(engine: str) -> str:
-    """Return the name of an engine as `audit` has it."""
+    """Return the name of an engine as `audit` has it; raise an error for an unknown one."""
     return NAMES[choice("engine", str(engine).lower(), NAMES)]
 
 
@@ -57,9 +69,11 @@ def findings(case: Examination, engine: str) -> list[Finding]:
         if problem:
             kind = "engine_refuses" if problem.startswith("refused") else "engine_not_known"
         why = problem or _in_words(each)
+        # the same refusal was told already, for another length or layer type
         if kind == "engine_refuses" and any(why == other for other in whys):
-            continue  # of another length or layer type
+            continue
         whys.add(why)
+        # first a form that the engine agrees with, else, if it refuses this one, one that it takes
         repaired = kind != "engine_not_known" and _rewritten(case, engine)
         starts = not repaired and kind == "engine_refuses" and _rewritten(case, engine, starts=True)
         repaired = repaired or starts
@@ -68,7 +82,7 @@ def findings(case: Examination, engine: str) -> list[Finding]:
         told.append(_finding(rows[kind], facts, each, repaired))
         if starts:  # what it computes then
             return told + findings(case, engine)
-        if repaired:
+        if repaired:  # the further findings are about the form that is replaced
             break
     return told
 
@@ -77,6 +91,7 @@ def written_for(case: Examination, engine: str) -> dict[str, Any]:
     """Return a copy of the examined config in a form that the engine agrees with or at least
     starts with; unchanged, if it agrees with it as it is or no form helps.
     """
+    # `findings` changes the config of its examination
     other = copy.copy(case)
     other.root = copy.deepcopy(case.root)
     findings(other, name_of(engine))
@@ -84,7 +99,9 @@ def written_for(case: Examination, engine: str) -> dict[str, Any]:
 
 
 def _audited(config: dict[str, Any], engine: str, length: int | None) -> list[Any]:
-    """Return the findings of `audit` about one engine."""
+    """Return the findings of `audit` about one engine that serves up to `length` tokens; None: its
+    own default.
+    """
     from ropewalk.engines import ENGINES, REFERENCE, audit
 
     releases = {name: ENGINES[name] for name in dict.fromkeys((REFERENCE, engine))}
@@ -98,6 +115,7 @@ def _rewritten(case: Examination, engine: str, starts: bool = False) -> bool:
     """
     meant = case.specs()
     forms = list(FORMS)
+    # a larger served length is a form of the same rope only if the scaling covers it
     if case.length is not None and all(
         _covers(spec, case.length) for spec in (meant or {}).values()
     ):
@@ -106,6 +124,7 @@ def _rewritten(case: Examination, engine: str, starts: bool = False) -> bool:
         root = copy.deepcopy(case.root)
         try:
             form(text_of(root))
+            # the form changes nothing, or it cannot say this rope
             if root == case.root or specs_of(root) != meant:
                 continue
             found = _audited(root, engine, case.length)
@@ -113,7 +132,7 @@ def _rewritten(case: Examination, engine: str, starts: bool = False) -> bool:
                 case.root.clear()
                 case.root.update(root)
                 return True
-        except (RopeError, KeyError, TypeError):
+        except (RopeError, KeyError, TypeError):  # this config cannot be written in the form
             continue
     return False
 
@@ -133,7 +152,7 @@ def _serve(text: dict[str, Any], length: int) -> None:
 
 
 def _with_outer_length(text: dict[str, Any]) -> None:
-    """Write the trained length outside the rope too."""
+    """Write the trained length outside the rope too, where some engines read it."""
     for key in ("rope_parameters", "rope_scaling"):
         rope = text.get(key)
         if isinstance(rope, dict) and TRAINED_LENGTH_KEY in rope:
@@ -141,7 +160,7 @@ def _with_outer_length(text: dict[str, Any]) -> None:
 
 
 def _with_both_types(text: dict[str, Any]) -> None:
-    """Write both names of the scaling."""
+    """Write the name of the scaling under both keys, `rope_type` and the older `type`."""
     for key in ("rope_parameters", "rope_scaling"):
         rope = text.get(key)
         if isinstance(rope, dict):
@@ -151,11 +170,12 @@ def _with_both_types(text: dict[str, Any]) -> None:
 
 
 def _as_v4_with_both_types(text: dict[str, Any]) -> None:
+    """Rewrite the rope as transformers 4 reads it, with both keys of its scaling's name."""
     as_v4(text)
     _with_both_types(text)
 
 
-#: ways of writing the same rope
+#: ways of writing the same rope, tried in this order
 FORMS: tuple[Callable[[dict[str, Any]], None], ...] = (
     as_v4,
     _with_both_types,
@@ -166,7 +186,7 @@ FORMS: tuple[Callable[[dict[str, Any]], None], ...] = (
 
 
 def _in_words(finding: Any) -> str:
-    """Return a difference as one line, with the rules that explain it."""
+    """Return what an engine computes otherwise as one line, with the rules that explain it."""
     difference = finding.difference
     parts = []
     if difference.first_pair is not None:
@@ -184,7 +204,7 @@ def _finding(row: Mistake, facts: dict[str, Any], found: Any, repaired: bool) ->
     """Return a finding in the words of a row.
 
     facts     the words in braces of the row; `value` is the name of the engine
-    found     what `audit` found about this engine; None if `audit` raised an error
+    found     the finding of `audit` about this engine; None if `audit` raised an error
     repaired  whether the config was rewritten for the engine
     """
     words = {key: str(value) for key, value in facts.items()}
@@ -208,5 +228,7 @@ def _finding(row: Mistake, facts: dict[str, Any], found: Any, repaired: bool) ->
 
 @finder
 def by_audit(case: Examination, row: Mistake) -> Facts | None:
-    """Find nothing: `findings` asks the engines after all other rows."""
+    """Find nothing. The rows about engines name this finder, since every row needs one; their
+    mistakes are found by `findings`, after all other rows.
+    """
     return None

@@ -1,4 +1,8 @@
-"""The corrected config in the forms that engines take: flags to paste, Python, and a patch."""
+"""The corrected config in the forms that engines take: flags to paste, Python, and a patch.
+
+`specs` are {layer type: its spec, which defines its rope, or None if it does not rotate}; None: the
+config cannot be read.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,9 @@ model, tokenizer = load("FOLDER", model_config=json.loads({text!r}))"""
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two values are the same JSON: 8192 and 8192.0 are not."""
+    """Return whether two values are the same JSON: 8192 and 8192.0 are not, other orders of keys
+    are.
+    """
     return _json(one) == _json(other)
 
 
@@ -89,11 +95,13 @@ def _with_whole_rope(
     rope = dict(new.get(name) or {})
     if any(isinstance(value, Mapping) for value in rope.values()):  # one for each layer type
         return result
+    # an object with the older name of the scaling alone keeps it
     if "type" not in rope:
         rope.setdefault("rope_type", "default")
     if len({spec.theta for spec in rotated}) == 1:
         rope.setdefault(THETA_KEYS[0], rotated[0].theta)
-    # one fraction for all ropes, of a rotated part at the start of the head
+    # a fraction can say one width for all ropes, of a rotated part at the start of the head; a
+    # rotary_dim of None is the whole head, which needs none
     dims = {(spec.rotary_dim, spec.head_dim, spec.rotary_start) for spec in rotated}
     rotary_dim, head_dim, start = dims.pop()
     if not dims and rotary_dim is not None and start == 0:
@@ -105,10 +113,12 @@ def llama_cpp(specs: Specs | None, length: int | None) -> str:
     """Return the flags of llama.cpp for a rope that flags can say; otherwise what to do instead."""
     rotated = [spec for spec in (specs or {}).values() if spec is not None]
     instead = "convert the corrected folder again: no flag of llama.cpp says this rope"
+    # flags say one rope for all layers
     if not rotated or any(spec != rotated[0] for spec in rotated):
         return instead
     spec, scaling = rotated[0], rotated[0].scaling
     parts = [f"--rope-freq-base {spec.theta:.17g}"]
+    # llama.cpp always rounds the ends of YaRN's ramp to whole pairs, as `truncate` does
     if isinstance(scaling, Yarn) and scaling.truncate:
         parts = [
             "--rope-scaling yarn",
@@ -116,7 +126,7 @@ def llama_cpp(specs: Specs | None, length: int | None) -> str:
             f"--yarn-orig-ctx {scaling.original_length}",
             *parts,
         ]
-        if (scaling.beta_fast, scaling.beta_slow) != (32.0, 1.0):
+        if (scaling.beta_fast, scaling.beta_slow) != (32.0, 1.0):  # the defaults
             parts += [
                 f"--yarn-beta-fast {scaling.beta_fast:g}",
                 f"--yarn-beta-slow {scaling.beta_slow:g}",
@@ -136,7 +146,8 @@ def llama_cpp(specs: Specs | None, length: int | None) -> str:
 def patch(old: Mapping[str, Any], new: Mapping[str, Any], text: str | None, name: str) -> str:
     """Return the unified diff from one config to another; "" if they are equal.
 
-    text  the file of the config `old`; None: that config as JSON with an indent of 2
+    text  the text of the file of the config `old`; None: that config as JSON with an indent of 2
+    name  the file name in the head of the diff
     """
     if same(old, new):
         return ""

@@ -1,9 +1,22 @@
 """Keys of other stacks in a config.json: those of llama.cpp, text-generation-webui, ChatGLM, Meta
 and Mistral, arguments of engines, and keys that nothing reads; and files that are not quite JSON.
 
-A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
-reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
-is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
+A finder looks for one mistake in the config `case` and returns the facts about it, or None. The
+facts `key` and `value` are reported, most repairs write `new` at `holder[name]`, and other facts
+are for the texts of the row or for its repair. With `fixable` False the config does not say what
+was meant: the mistake is reported, and no repair is made. `row` is the row of mistakes.toml that
+names the finder, with the `keys` or `names` that it looks for; several rows may name one finder.
+
+Words of this module:
+  stack      a library or a program that has model configs with keys of its own
+  meaning    gives the sense of a key of another stack by aliases.toml: mostly a key of transformers
+  read       the key that the code of this model's family reads, where families have several names
+             for one value: `family.renamed` has {standard name: its name here}
+  family     what the code of this model type fixes. `known` is False for a model type that is in no
+             table, whose code may read any key
+  metadata   that of a GGUF file; None for other configs
+  rows_of    gives rows of published.json: the published models of the config's sizes
+  NTK        an extension by a larger theta, here by a fixed factor, which some stacks call alpha
 """
 
 from __future__ import annotations
@@ -53,14 +66,14 @@ HARMLESS = re.compile(
     r"no_rope|nope|^use_|^enable_|_dim$|_dims$|traditional|interleave|position_embedding|type|_3d"
     r"|attention|attn_rotary_emb|cache|fus|impl|kernel|scale_base|mscale|layers"
 )
-#: a value that changes nothing wherever it is read
+#: values that change nothing wherever they are read
 TRIVIAL: tuple[Any, ...] = (None, False, 0, 1, "", "default", "none", "rope")
 
 
 def as_json(text: str, error: RopeError) -> str:
     """Return the text of a config as JSON: without comments and without commas after the last key,
     with the words of JSON for those of Python, and if need be, double quotes for single ones. Raise
-    `error` if that is no JSON either.
+    `error`, with which JSON was refused before, if the result is no JSON either.
     """
     # odd parts are strings, which stay as they are; even parts are what is between them
     # a string or comment without its end is taken to the end, so that no part is searched twice
@@ -98,42 +111,47 @@ def write_json(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def arguments_in_config(case: Examination, row: Mistake) -> Facts | None:
-    """Find the arguments of an engine in the config, under a name in `keys`."""
+    """Find the arguments of an engine in the config, under a name in `keys`, as an object or as a
+    text of JSON. Only arguments that are about the rope or a length count.
+    """
+    # first the text part of the config, then the whole config; both may be the same object
     for holder in (case.text, case.root):
         for key in (key for key in row.keys if key in holder):
             block = holder[key]
-            if isinstance(block, str) and len(block) < 1 << 16:
+            if isinstance(block, str) and len(block) < 1 << 16:  # a longer text is none of these
                 try:
                     block = json.loads(block)
                 except (ValueError, RecursionError):
                     continue
             wanted = {*OBJECT_KEYS, THETA, *keys.LENGTH_KEYS, TRAINED_LENGTH_KEY}
+            # the arguments may be nested as the config is
             block = block.get("text_config", block) if isinstance(block, dict) else {}
             if isinstance(block, dict) and (new := {k: block[k] for k in block if k in wanted}):
                 facts = {"key": key, "value": ", ".join(new), "new": new, "name": key}
-                # what the arguments say takes the place of what the config has
+                # "place" is the dict that has the block; the keys in "follows" may lose the values
+                # that the config has: what the arguments say takes their place
                 return {**facts, "place": holder, "follows": tuple(new)}
     return None
 
 
 @repair
 def take_arguments(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Write the arguments as keys of the config."""
+    """Write the arguments as keys of the config, and remove the block that has them."""
     del facts["place"][facts["name"]]
     case.text.update(facts["new"])
     _without_empty(case)
 
 
 def _without_empty(case: Examination) -> None:
-    """Remove a rope object that is null beside one that is not."""
+    """Remove a `rope_scaling` that is null or empty beside `rope_parameters` that are an object."""
     if isinstance(case.text.get("rope_parameters"), dict) and not case.text.get("rope_scaling"):
         case.text.pop("rope_scaling", None)
 
 
 def _foreign(case: Examination) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return {key of another stack: its value}, and what they mean by the keys of a rope object,
-    with "ntk" for NTK's factor and "magnitude" for a multiple of YaRN's magnitude. A rope_type of
-    "" is for keys that name two.
+    """Return (found, meant): {key of another stack: its value} of the config, and what these keys
+    mean as {key of a rope object: value}. `meant` may also have "ntk", NTK's factor, and
+    "magnitude", a multiple of YaRN's magnitude. Its rope_type is "" if the keys name two scalings.
     """
     found, meant = {}, {}
     read = case.family.renamed.get(THETA, THETA)
@@ -148,7 +166,7 @@ def _foreign(case: Examination) -> tuple[dict[str, Any], dict[str, Any]]:
             except ValueError:
                 number = None
         if sense == THETA and case.get(read) is None:
-            continue  # a misspelled name of the key that is read
+            continue  # the only theta: another row renames its key to the one that is read
         found[key] = value
         if sense == "params" and isinstance(value, dict):
             meant |= {own: value[k] for own, k in PARAMS.items() if positive(value.get(k))}
@@ -167,8 +185,11 @@ def _foreign(case: Examination) -> tuple[dict[str, Any], dict[str, Any]]:
             meant["magnitude"] = number
         elif sense == "ratio" and number:
             meant[THETA] = CHATGLM_THETA * number
+        # any further sense is a key of a rope; "params", "llama3" and "rope_type" come here only with
+        # a value of the wrong kind, which is left out
         elif number and sense not in ("nothing", "params", "llama3", "rope_type"):
             meant[sense] = value if sense == TRAINED_LENGTH_KEY else float(number)
+    # keys such as yarn_orig_ctx name the scaling of a factor
     if any("yarn_" in key.lower() for key in found) and "factor" in meant:
         meant.setdefault("rope_type", "yarn")
     if "factor" in meant:  # a word beside it is its type; of two words none can be written
@@ -184,7 +205,13 @@ def _foreign(case: Examination) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @finder
 def key_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
-    """Find keys of another stack that this model's code does not read."""
+    """Find keys of another stack that this model's code does not read, with what they mean here.
+
+    Facts for the repair: `gone`, the keys to remove; `scaling`, the keys of a rope to write; `rope`,
+    the rope object that has the same scaling without them, or None; `theta`, the theta to write as
+    the key `name`, or None. The mistake is `fixable` if nothing that the model reads contradicts
+    the keys, and they say one scaling with all that it needs.
+    """
     if not case.family.known or case.metadata is not None:
         return None
     found, meant = _foreign(case)
@@ -193,15 +220,17 @@ def key_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
     kind, theta = meant.get("rope_type"), meant.pop(THETA, None)
     # `alpha` raises theta by NTK, `times` multiplies the magnitude of YaRN
     alpha, width, times = meant.pop("ntk", 1.0), case.head_dim, meant.pop("magnitude", 1.0)
-    if times != 1 and "factor" in meant:
+    if times != 1 and "factor" in meant:  # YaRN's own magnitude follows from the factor
         meant["attention_factor"] = times * magnitude(meant["factor"])
     read = case.family.renamed.get(THETA, THETA)
-    own = positive(case.get(read)) or positive(case.get(THETA))
+    own = positive(case.get(read)) or positive(case.get(THETA))  # that the model reads
     base = theta or own or case.family.default(THETA)
     new_theta = theta
     if alpha > 1 and width and width > 2:
         new_theta = float(ntk_theta(base, alpha, width))
+    # `scaled`: the config has a scaling already; `rope`: its only rope object, or None
     scaled, rope = case.rope_type != "default", case.flat()
+    # a factor alone is linear, also in other stacks; without a factor there is no scaling
     scaling = {} if meant.get("factor", 1) == 1 else {"rope_type": "linear", **meant}
     beside = scaled and rope is not None and all(rope.get(k) in (None, meant[k]) for k in meant)
     if beside:  # the scaling that the config has lacks these keys alone
@@ -211,14 +240,16 @@ def key_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
     if scaling and published and published["rope_type"] == scaling.get("rope_type"):
         scaling = dict(published)  # with the keys that the other stack has no name for
     same_theta = new_theta in (None, own, None if own else case.family.default(THETA))
-    # not fixable: another theta or another scaling in the keys that are read, of which one was
-    # meant. rope_ratio multiplies the theta beside it, so the two do not contradict
+    # `clash`: not fixable, since the keys that are read have another theta or another scaling, and
+    # only one of the two was meant. rope_ratio multiplies 10,000, so beside a theta of 10,000 it
+    # does not contradict it; nor does NTK (alpha), which raises the theta that is read
     ratio = own == CHATGLM_THETA and any(meaning(key) == "ratio" for key in found)
     clash = bool(own and not same_theta and alpha <= 1 and not ratio)
+    # nor fixable: a second scaling, or keys of one without its factor, so that `scaling` lacks them
     clash |= bool(scaling and scaled and not beside) or bool(
         meant.keys() - scaling.keys() - {"factor"}
     )
-    clash |= kind == ""
+    clash |= kind == ""  # two scalings are named
     # without a type a factor alone is linear; keys that linear does not read name another scaling
     clash |= kind is None and not beside and bool(scaling.keys() - {"rope_type", "factor"})
     told = ", ".join(found)
@@ -242,7 +273,10 @@ def key_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def translate(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Write what the keys of another stack mean, and remove them."""
+    """Write what the keys of another stack mean, and remove them. Theta and a new scaling go into
+    `rope_parameters` (transformers 5) if the config has them; else theta goes outside, and the
+    scaling into `rope_scaling`.
+    """
     for key in facts["gone"]:
         case.text.pop(key)
     v5 = case.text.get("rope_parameters")
@@ -255,7 +289,7 @@ def translate(case: Examination, row: Mistake, facts: Facts) -> None:
         if isinstance(v5, dict) and v5:
             v5.pop("type", None)
             v5.update(facts["scaling"])
-        elif case.family.rope_required:
+        elif case.family.rope_required:  # the model's code needs rope_parameters
             theta = case.text.pop(THETA, None)
             case.text["rope_parameters"] = {**facts["scaling"], THETA: theta}
             if theta is None:
@@ -267,13 +301,16 @@ def translate(case: Examination, row: Mistake, facts: Facts) -> None:
     if kind in ("linear", "ntk") and case.served:
         case.reaches = round(case.served * facts["factor"])
     trained = whole(facts["scaling"].get(TRAINED_LENGTH_KEY))
+    # with YaRN, the length in use becomes the served one, which was the trained one until now
     if kind == "yarn" and trained and case.served == trained and case.length:
         case.text[length_key(case)] = max(case.length, trained)
 
 
 @finder
 def thetas_of_unknown(case: Examination, row: Mistake) -> Facts | None:
-    """Find thetas under several names that differ, in a model whose code is not known."""
+    """Find thetas under several names that differ, in a model whose code is not known, so that it
+    may read any of them.
+    """
     if case.family.known or case.metadata is not None:
         return None
     thetas = {}
@@ -289,13 +326,17 @@ def thetas_of_unknown(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def theta_of_two_names(case: Examination, row: Mistake) -> Facts | None:
-    """Find two thetas under two names that differ, of which the model's code reads one."""
+    """Find two thetas under two names that differ, of which the model's code reads one. The other
+    name is a theta key of any family, or one of `keys`.
+    """
     read = case.family.renamed.get(THETA, THETA)
     own = positive(case.text.get(read))
+    # with a theta for each layer type, two names may be two thetas that are both read
     if own is None or case.family.layer_thetas or not case.family.known:
         return None
     for key in (*keys.THETA_KEYS, *row.keys):
         other = positive(case.text.get(key))
+        # 10,000 is the default of most classes, which was written and not chosen
         if key != read and other not in (None, own, 10_000.0):
             facts = {"key": key, "value": other, "name": key, "read": read, "other": own}
             return {**facts, "model": case.model_type}
@@ -304,7 +345,7 @@ def theta_of_two_names(case: Examination, row: Mistake) -> Facts | None:
 
 def _said_by(case: Examination, key: str, value: Any) -> bool:
     """Return whether a key of another stack says what the model computes anyway, or does not matter
-    to its angles.
+    to its angles, as a served length or a setting without a key in transformers.
     """
     sense = meaning(key)
     specs = [spec for spec in (case.specs() or {}).values() if spec is not None]
@@ -320,22 +361,26 @@ def _said_by(case: Examination, key: str, value: Any) -> bool:
 @finder
 def rope_key_unread(case: Examination, row: Mistake) -> Facts | None:
     """Find a key that is named like one of a rope and that this family's code does not read; `names`
-    has {model type: a key that the code in its checkpoints reads}, which is not meant.
+    has {model type: a key that the code in its checkpoints reads}, which counts as read.
     """
     family = case.family
+    # "_class_name" is in configs of diffusers, whose models have keys of their own
     if not family.known or case.metadata is not None or "_class_name" in case.text:
         return None
     read = {*family.reads, *family.renamed.values(), *family.defaults, *OBJECT_KEYS}
     read |= {each.key for each in family.layer_thetas.values()}
     read |= {row.names.get(str(case.model_type))}
+    # other rows are about a key of these that this family does not read
     anywhere = {*CONFIG_CHECKS, *keys.inner_keys(), *keys.THETA_KEYS, *keys.FRACTION_KEYS}
     for key, value in case.text.items():
+        # the theta of one layer type, in a family with one theta: no other row is about that
         other_family = key in keys.LAYER_TYPE_THETA_KEYS and not family.layer_thetas
         if key in read or (key in anywhere and not other_family) or _said_by(case, key, value):
             continue
         if meaning(key) not in ELSEWHERE:  # another row is about it
             continue
         lower = key.lower()
+        # a key of no known stack is told by its name alone
         if meaning(key) is None and (not ROPE_WORDS.search(lower) or HARMLESS.search(lower)):
             continue
         if isinstance(value, list | dict | str) and not value:
@@ -349,8 +394,8 @@ def rope_key_unread(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def pairs_contradict(case: Examination, row: Mistake) -> Facts | None:
-    """Find a key of another stack that pairs neighbours, in a model that pairs halves; `names` has
-    {such a key: the value that says so}.
+    """Find a key of another stack that pairs neighbouring dimensions, in a model that pairs i with
+    i + d/2 (the layout "half"); `names` has {such a key: the value that says so, as JSON}.
     """
     specs = [spec for spec in (case.specs() or {}).values() if spec is not None]
     if not case.family.known or not specs or any(spec.layout != "half" for spec in specs):
@@ -365,7 +410,7 @@ def pairs_contradict(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def theta_in_attention_part(case: Examination, row: Mistake) -> Facts | None:
     """Find a theta of DBRX outside `attn_config`, the part of the config in which its code reads
-    it, and another one or none inside.
+    it, and another one or none inside. One of 10,000 outside is the default, and is not meant.
     """
     part, outside = case.text.get("attn_config"), positive(case.text.get(THETA))
     if case.model_type != "dbrx" or not isinstance(part, dict):
@@ -380,7 +425,10 @@ def theta_in_attention_part(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def sections_in_text_model(case: Examination, row: Mistake) -> Facts | None:
-    """Find the rope type of images and videos in a model whose tokens have one position each."""
+    """Find the rope type of images and videos, "mrope", in a model whose tokens have one position
+    each. It is removed where the rope has no further key than theta, so that nothing else is lost.
+    """
+    # a family with an order of axes has positions on several axes
     if not case.family.known or case.family.axis_order is not None:
         return None
     for place, rope in case.ropes():
@@ -396,7 +444,9 @@ def sections_in_text_model(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def yarn_renamed(case: Examination, row: Mistake) -> Facts | None:
-    """Find YaRN in a family whose code reads that name as LongRoPE."""
+    """Find YaRN in a family whose code reads that name as LongRoPE. Beside the lists of LongRoPE
+    the name is right there.
+    """
     if case.family.renamed.get("yarn") != "longrope":
         return None
     for place, rope in case.ropes():

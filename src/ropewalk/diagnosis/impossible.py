@@ -1,9 +1,24 @@
 """Mistakes of numbers that cannot be what their key means: a length as factor, a magnitude far from
 its formula, reciprocals, a fraction as a number of dimensions.
 
-A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
-reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
-is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
+A finder looks for one mistake in the config `case` and returns the facts about it, or None. The
+facts `key` and `value` are reported, most repairs write `new` at `holder[name]`, and other facts
+are for the texts of the row or for its repair. With `fixable` False the config does not say what
+was meant: the mistake is reported, and no repair is made. `row` is the row of mistakes.toml that
+names the finder, with the `keys` or `names` that it looks for; several rows may name one finder.
+
+Words of this module:
+  place      where a rope object is in the config, such as "rope_scaling"; "" is the config itself
+  holder     the dict at a place; `case.places()` has those of all ropes and the config itself,
+             `case.ropes()` those of the ropes alone. `at` joins a place and a key for the report
+  trained    the length that a scaling starts from, in tokens; served: the config's own length.
+             A factor is mostly served / trained length
+  magnitude  the factor on cos and sin, attention_factor in a config
+  alpha      the factor of NTK, which raises theta, in families that read it (HunYuan)
+  fits       whether another number of the config, or a published one, confirms what was meant
+  rows_of    gives rows of published.json: the published models of the config's sizes.
+             `rows_of_any_length` also gives those with other lengths
+  su         the older name of LongRoPE, which has lists of a factor for each pair
 """
 
 from __future__ import annotations
@@ -36,8 +51,9 @@ def factor_and_length_swapped(case: Examination, row: Mistake) -> Facts | None:
         factor, trained = positive(rope.get("factor")), whole(rope.get(TRAINED_LENGTH_KEY))
         if factor is None or trained is None or not float(factor).is_integer():
             continue
-        # `factor` is the length here, `trained` the factor
+        # `factor` is the length here, `trained` the factor; their product is the same, exchanged
         fits = factor * trained == case.served or factor == published_trained_length(case)
+        # no model was trained with fewer than 128 tokens
         if factor >= LEAST_LENGTH > 128 > trained and fits:
             return {"key": at(place, "factor"), "value": factor, "other": trained, "holder": rope}
     return None
@@ -52,8 +68,8 @@ def swap_factor_and_length(case: Examination, row: Mistake, facts: Facts) -> Non
 
 @finder
 def served_in_thousands(case: Examination, row: Mistake) -> Facts | None:
-    """Find a served length that is counted in units of 1024 tokens, by the scaling or by the
-    published length.
+    """Find a served length that is counted in units of 1024 tokens: times 1024 it is a published
+    length, or what the scaling reaches.
     """
     served, trained, factor = case.served, case.trained, case.factor or 1.0
     if served is None or served >= LEAST_LENGTH:
@@ -72,15 +88,20 @@ def factor_is_length(case: Examination, row: Mistake) -> Facts | None:
     for place, rope in case.ropes():
         value = positive(rope.get("factor"))
         trained = case.trained or published_trained_length(case)
+        # in a family that reads alpha, a large factor is an alpha, which another row is about
         if value is None or "alpha" in case.family.reads:
             continue
+        # `thousands`: it is the served length in units of 1024 tokens; below 32, the two may agree
+        # by chance
         thousands = value * 1024 == case.served and value >= 32 and type_of(rope) == "yarn"
-        # the factor of a published model is right, and a small one must be the length in thousands
+        # the factor of a published model is right, and another one below LEAST_LENGTH must be the
+        # length in thousands
         known = any(each.get("scaling", {}).get("factor") == value for each in rows_of(case))
         if value < LEAST_LENGTH and (known or not thousands):
             continue
         tokens = value if value >= LEAST_LENGTH else value * 1024  # counted in thousands
         ratio = tokens / trained if trained else 0.0
+        # in thousands it must say another factor than it is
         if value < LEAST_LENGTH and not (ratio > 1 and ratio != value):
             continue
         if trained and case.served == trained * value:  # the lengths agree with it as a factor
@@ -107,7 +128,7 @@ def alpha_as_factor(case: Examination, row: Mistake) -> Facts | None:
         value = positive(rope.get("factor"))
         if "alpha" not in case.family.reads or rope.get("alpha") is not None or value is None:
             continue
-        # no scaling extends a model so far
+        # no scaling extends a model more than 64 times
         if type_of(rope) == "dynamic" and (value in alphas or value > 64):
             return {"key": at(place, "factor"), "value": value, "new": value, "holder": rope}
     return None
@@ -122,7 +143,7 @@ def factor_to_alpha(case: Examination, row: Mistake, facts: Facts) -> None:
 @finder
 def magnitude_impossible(case: Examination, row: Mistake) -> Facts | None:
     """Find an attention_factor of YaRN that is far from its formula 0.1 ln(factor) + 1, or that is
-    the inverse or the square of that, or the logarithm alone.
+    the inverse or the square of what the formula gives, or ln(factor) alone.
     """
     for place, rope in case.ropes():
         value, factor = positive(rope.get("attention_factor")), positive(rope.get("factor"))
@@ -145,14 +166,17 @@ def magnitude_impossible(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def lists_reciprocal(case: Examination, row: Mistake) -> Facts | None:
-    """Find lists of LongRoPE whose numbers are the reciprocals of those that are meant."""
+    """Find lists of LongRoPE, the `keys` of the row, whose numbers are the reciprocals of those that
+    are meant: the published ones if they are known, else 1 / each number.
+    """
     for place, rope in case.ropes():
         for key in row.keys:
             values = rope.get(key)
             if not isinstance(values, list) or not values:
                 continue
             numbers = [positive(each) for each in values]
-            # a published list has numbers from about 1 upwards
+            # a published list has numbers from about 1 upwards; one whose numbers are all about 1
+            # says nothing
             if any(each is None or each > 1.01 for each in numbers) or min(values) > 0.8:
                 continue
             inverse = [1 / each for each in values]
@@ -164,8 +188,8 @@ def lists_reciprocal(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def lists_known(case: Examination, row: Mistake) -> Facts | None:
-    """Find a list of LongRoPE that lacks a few numbers or is absent, where the published list is
-    known by the numbers that are left or by the other list of the config.
+    """Find a list of LongRoPE, one of the two `keys` of the row, that lacks a few numbers or is
+    absent, where the published list is known by the numbers that are left or by the other list.
     """
     for place, rope in case.ropes():
         if type_of(rope) not in ("longrope", "su"):
@@ -186,7 +210,9 @@ def lists_known(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def width_as_fraction(case: Examination, row: Mistake) -> Facts | None:
-    """Find a fraction of the head in place of a number of dimensions."""
+    """Find a fraction of the head in rotary_dim, which is a number of dimensions. The repair needs a
+    fraction that gives an even number, since dimensions rotate in pairs.
+    """
     value, head = number_of(case.text.get("rotary_dim")), case.head_dim
     if value is None or not 0 < value <= 1 or not head:
         return None
@@ -199,7 +225,8 @@ def width_as_fraction(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def width_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
     """Find a number of dimensions under a name that this family does not read, where its code reads
-    a fraction of the head.
+    a fraction of the head, and the config gives none. A number that the default fraction gives
+    anyway is no mistake.
     """
     family, head = case.family, case.head_dim
     name = family.renamed.get("partial_rotary_factor", "partial_rotary_factor")
@@ -229,7 +256,9 @@ def put_fraction(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def trained_length_tiny(case: Examination, row: Mistake) -> Facts | None:
-    """Find a trained length that is a factor, or another number that is no length."""
+    """Find a trained length below 128 tokens, which is a factor or another number that is no length.
+    Meant is the published one or, with a factor, served length / factor.
+    """
     for place, holder in case.places():
         value = whole(holder.get(TRAINED_LENGTH_KEY))
         if value is None or value >= 128 or not case.family.known:

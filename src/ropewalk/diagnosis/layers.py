@@ -1,8 +1,24 @@
 """Mistakes of layers: which of them rotate, and which rope each has.
 
-A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
-reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
-is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
+A finder looks for one mistake in the config `case` and returns the facts about it, or None. The
+facts `key` and `value` are reported, most repairs write `new` at `holder[name]`, and other facts
+are for the texts of the row or for its repair. With `fixable` False the config does not say what
+was meant: the mistake is reported, and no repair is made. `row` is the row of mistakes.toml that
+names the finder, with the `keys` or `names` that it looks for; several rows may name one finder.
+
+Words of this module:
+  window     how many tokens back a layer attends to; a layer of full attention has none
+  interval   a number n: of every n layers the last is another than the rest, namely the one of full
+             attention or the one that does not rotate
+  flags      1 or 0 for each layer, 0 for that last one
+  pattern    the types of all layers, or their flags, which repeat after some layers
+  family     what the code of this model type fixes. `unrotated` is the rule that says which of its
+             layers do not rotate: "full_attention", those of full attention;
+             "full_attention_or_no_window", those, and all layers of a config without a window;
+             "no_rope_layers", those with 0 in the config's list of that name
+  rows_of    gives rows of published.json: the published models of the config's sizes. `full_every`
+             and `no_rope_every` are the interval of the layers of full attention and that of the
+             layers that do not rotate
 """
 
 from __future__ import annotations
@@ -30,7 +46,7 @@ def _every(count: int, interval: int) -> list[int]:
 
 @finder
 def window_lost(case: Examination, row: Mistake) -> Facts | None:
-    """Find a null window in a family that rotates only in layers with one."""
+    """Find a null window in a family that rotates only in layers with one, so that none rotates."""
     if case.family.unrotated != "full_attention_or_no_window":
         return None
     # where the key is absent, the class has a window of its own
@@ -43,7 +59,7 @@ def window_lost(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def window_null(case: Examination, row: Mistake) -> Facts | None:
     """Find a null window beside a pattern of layers with and without one, where those without one
-    do not rotate.
+    do not rotate: no layer is told from the others, and all rotate.
     """
     if case.family.unrotated != "full_attention" or not case.text.get("sliding_window_pattern"):
         return None
@@ -59,6 +75,7 @@ def no_rope_inverted(case: Examination, row: Mistake) -> Facts | None:
     """Find a `no_rope_layers` of the wrong form; the right one has a flag for each layer, 1 where
     it rotates. `names` has the form that the row is about: "inverted" (1 where it does not rotate),
     "short" (flags, but not one for each layer) or "numbers" (of the layers that do not rotate).
+    The repair writes the usual flags, which all models of these families have.
     """
     given = case.text.get(NO_ROPE)
     count = next((n for k in keys.LAYER_COUNT_KEYS if (n := whole(case.text.get(k)))), None)
@@ -75,9 +92,11 @@ def no_rope_inverted(case: Examination, row: Mistake) -> Facts | None:
         return {**facts, "new": usual}
     # a few 0s and 1s may be numbers of layers, so only a longer list is one of flags
     if "short" in row.names and flags and not full_length and len(given) > INTERVAL:
+        # as far as they go, the flags are the usual ones
         shared = min(len(given), count)
         fits = given[:shared] == usual[:shared]
         return {**facts, "count": len(given), "new": usual, "fixable": fits}
+    # not flags, by the same test of length
     if "numbers" in row.names and not (flags and (full_length or len(given) > INTERVAL)):
         skipped = {each for each in given if isinstance(each, int) and 0 <= each <= count}
         unrotated = {layer for layer, rotates in enumerate(usual) if not rotates}
@@ -88,8 +107,9 @@ def no_rope_inverted(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _continued(names: list[str], count: int) -> list[str] | None:
-    """Return the pattern of `names` for `count` layers: its shortest beginning that is repeated
-    throughout and at least once in full, or all of it; None if that begins and ends alike.
+    """Return `names`, the types of some layers, continued or cut to `count` layers. If `names`
+    repeats a beginning throughout, and at least once in full, the shortest such beginning goes on;
+    else all of `names` is repeated. None if all of it would be and it begins and ends alike.
     """
     fewer = (n for n in range(1, len(names) // 2 + 1) if names == _repeated(names[:n], len(names)))
     period = names[: next(fewer, len(names))]
@@ -112,6 +132,7 @@ def layer_types_misfit(case: Examination, row: Mistake) -> Facts | None:
     if not case.family.known or not isinstance(given, list) or count in (None, len(given)):
         return None
     new = _continued(given, count) if given and all(isinstance(x, str) for x in given) else None
+    # the published pattern is surer than one that is continued, if it has the same layer types
     found = [each for each in rows_of(case) if "full_every" in each]
     if found and new is not None:
         other = _pattern(case, name, found[0]["full_every"], count, "")["new"]
@@ -122,7 +143,9 @@ def layer_types_misfit(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def layer_type_unknown(case: Examination, row: Mistake) -> Facts | None:
-    """Find an entry of `layer_types` that is no layer type; `keys` has all of them."""
+    """Find an entry of `layer_types` that is no layer type; `keys` has all layer types, and `names`
+    {another name: the layer type}. All entries of the same name are renamed.
+    """
     given, name = case.text.get("layer_types"), "layer_types"
     if not case.family.known or not isinstance(given, list):
         return None
@@ -138,8 +161,8 @@ def layer_type_unknown(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _full_layers(case: Examination, count: int) -> tuple[list[int], str] | None:
-    """Return 0 for each layer of full attention and 1 for the others, and the key that says so;
-    None if the config does not say it.
+    """Return (flags, key): 0 for each layer of full attention and 1 for the others, and the key that
+    says so, `layer_types` or one of an interval; None if the config does not say it.
     """
     types = case.text.get("layer_types")
     if isinstance(types, list) and len(types) == count:
@@ -152,7 +175,9 @@ def _full_layers(case: Examination, count: int) -> tuple[list[int], str] | None:
 
 @finder
 def layers_differ(case: Examination, row: Mistake) -> Facts | None:
-    """Find other layers of full attention than a published model has, or other layers that rotate."""
+    """Find other layers of full attention than the published model of the same sizes has, or other
+    layers that rotate.
+    """
     found = [each for each in rows_of(case) if "full_every" in each or "no_rope_every" in each]
     if not found:
         return None
@@ -172,10 +197,11 @@ def layers_differ(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _pattern(case: Examination, key: str, every: int, count: int, name: str) -> Facts:
-    """Return the facts about a wrong pattern of layers at `key`, with the one of the published
-    model `name`: the last of `every` layers is the one of full attention, or without rotation.
+    """Return the facts about a wrong pattern of `count` layers at `key`, with the one of the
+    published model `name` as `new`: the last of `every` layers is the one of full attention, or the
+    one that does not rotate.
     """
-    new: Any = every
+    new: Any = every  # for a key of the interval
     if key == NO_ROPE:
         new = _every(count, every)
     elif key == "layer_types":
@@ -189,7 +215,9 @@ def _pattern(case: Examination, key: str, every: int, count: int, name: str) -> 
 
 @finder
 def rope_in_unrotated_model(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rope that is switched on in a model that was published without one."""
+    """Find a rope that is switched on in a model that was published without one, whose
+    position_embedding_type is "nope".
+    """
     found = [each for each in rows_of(case) if each.get("unrotated")]
     key = "position_embedding_type"
     if not found or case.text.get(key) != "rope":
@@ -200,7 +228,9 @@ def rope_in_unrotated_model(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def no_rope_in_rope_model(case: Examination, row: Mistake) -> Facts | None:
-    """Find a flag of a bias or of learned positions in a model that was published with a rope."""
+    """Find a key that switches the rope off in a model that was published with one: `alibi` (a bias
+    by distance), or a position_embedding_type that is in `names`.
+    """
     found = rows_of(case)
     if not found:
         return None

@@ -1,7 +1,8 @@
 """The rows of mistakes.toml, and the functions that they name.
 
 A row names a finder, which returns the facts of one mistake or None, and may name a repair, which
-changes the config in place. Finders and repairs are shared by rows that differ in `keys`.
+changes the config in place. Finders and repairs are shared by rows that differ in `keys` or in
+`names`. Facts are a dict of values for the texts of the row and for its repair.
 """
 
 from __future__ import annotations
@@ -65,13 +66,13 @@ REPAIRS: dict[str, Repair] = {}
 
 
 def finder(function: Finder) -> Finder:
-    """Add a function to those that a row may name as `find`."""
+    """Add a function to those that a row may name as `find`, under its own name."""
     FINDERS[function.__name__] = function
     return function
 
 
 def repair(function: Repair) -> Repair:
-    """Add a function to those that a row may name as `repair`."""
+    """Add a function to those that a row may name as `repair`, under its own name."""
     REPAIRS[function.__name__] = function
     return function
 
@@ -95,7 +96,9 @@ def in_language(row: Mistake, language: str) -> Mistake:
 
 
 def _mistake(row: dict[str, Any]) -> Mistake:
-    """Return one row, checked."""
+    """Return one row of the file, whose keys are the fields of `Mistake`; an unknown one raises an
+    error.
+    """
     found = Mistake(**{**row, "keys": tuple(row.get("keys", ()))})
     choice("severity", found.severity, SEVERITIES)
     return found

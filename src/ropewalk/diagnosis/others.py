@@ -1,9 +1,22 @@
 """Mistakes that are not in the rope itself: a draft model, a GGUF file, an unknown family, keys
 that are not read.
 
-A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
-reported, other facts are for the texts of its `row` in mistakes.toml and for its repair; none is
-made if `fixable` is False.
+A finder looks for one mistake in the config `case` and returns the facts about it, or None. The
+facts `key` and `value` are reported, most repairs write `new` at `holder[name]`, and other facts
+are for the texts of the row or for its repair. With `fixable` False the config does not say what
+was meant: the mistake is reported, and no repair is made. `row` is the row of mistakes.toml that
+names the finder, with the `keys` or `names` that it looks for; several rows may name one finder.
+The finders of GGUF files have no repair: of their facts `type`, `new` and `trained` the caller makes
+flags of llama.cpp.
+
+Words of this module:
+  draft      a smaller model that proposes tokens for a model, the target; both need the same rope.
+             `case.draft` is its config, None if there is none
+  metadata   that of a GGUF file, whose values `_gguf` looks up; None for other configs
+  error      why the reader of configs refuses this one; `error.field` is the key that it is about
+  spec       what defines a rope; `case.specs()` has that of each layer type
+  family     what the code of this model type fixes. `known` is False for a model type that is in no
+             table
 """
 
 from __future__ import annotations
@@ -47,7 +60,9 @@ def _without_rotation(case: Examination, row: Mistake) -> bool:
     error, family = case.error(), case.family
     if error is None:
         return False
+    # the error of a config of an unknown family without any key of a rope
     unknown = error.field == "rope_parameters or rope_theta"
+    # a scaling that code beside the weights may know
     unknown |= case.own_code and error.field in ("rope_type", "type")
     unknown |= error.field == "rope_parameters" and case.model_type in row.keys
     return family.refused is not None or _switched_off(case, error) or unknown
@@ -55,7 +70,7 @@ def _without_rotation(case: Examination, row: Mistake) -> bool:
 
 def _switched_off(case: Examination, error: RopeError) -> bool:
     """Return whether a config cannot be read because a key of it says that the model does not
-    rotate.
+    rotate. A null says nothing.
     """
     return error.field == "alibi" or (
         error.field in case.family.rotates_if and error.value is not None
@@ -83,6 +98,7 @@ def unreadable(case: Examination, row: Mistake) -> Facts | None:
         facts = {"key": "rope_theta", "value": None, "why": error.rule, "absent": True}
         return facts
     absent = _is_absent(case, error.field)
+    # the row "rope_not_described" repeats the value of the error, others say that the key is absent
     value = None if absent and row.id != "rope_not_described" else error.value
     why = error.rule
     if case.model_type in row.keys and "note" in row.names:
@@ -92,7 +108,8 @@ def unreadable(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def config_wrapped(case: Examination, row: Mistake) -> Facts | None:
-    """Find the whole config inside another object."""
+    """Find the whole config inside another object, with nothing outside that a config must have."""
+    # known text parts, such as text_config, are read where they are
     if case.metadata is not None or case.text is not case.root:
         return None
     sizes = (*keys.HIDDEN_SIZE_KEYS, "model_type", "architectures")
@@ -106,6 +123,7 @@ def config_wrapped(case: Examination, row: Mistake) -> Facts | None:
     if any(case.root.get(key) is not None for key in sizes) or len(inside) != 1:
         return None
     part = case.root[inside[0]]
+    # no key has one value outside and another inside
     fits = all(case.root.get(key) in (None, value) for key, value in part.items())
     return {"key": inside[0], "value": part["model_type"], "fixable": fits, "name": inside[0]}
 
@@ -136,6 +154,7 @@ def model_type_missing(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def family_unknown(case: Examination, row: Mistake) -> Facts | None:
     """Find a model type whose code is not known."""
+    # "_class_name" is in configs of diffusers, which have no model_type
     if case.metadata is not None or case.family.known or "_class_name" in case.text:
         return None
     near = nearest(str(case.model_type), families(), LIKENESS)
@@ -145,8 +164,8 @@ def family_unknown(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def rope_of_fixed_family(case: Examination, row: Mistake) -> Facts | None:
-    """Find a scaling in a model whose code reads none: one of a family in `names`, {model type: what
-    it has instead}, or one whose rope is switched off.
+    """Find a scaling in a model whose code reads none: a model of `names`, {model type: what it has
+    instead of a scaling}, or one whose rope is switched off.
     """
     has, error = row.names.get(str(case.model_type)), case.error()
     if has is None and error is not None and _switched_off(case, error):
@@ -184,7 +203,7 @@ def _scaled(specs: dict[str, Any] | None) -> bool:
 
 @finder
 def draft_mistaken(case: Examination, row: Mistake) -> Facts | None:
-    """Find a draft model whose own config has an error or a warning."""
+    """Find a draft model whose own config has an error or a warning; reported is the heaviest."""
     if case.draft is None or case.examine is None:
         return None
     found = case.examine(case.draft)
@@ -212,16 +231,18 @@ def draft_differs(case: Examination, row: Mistake) -> Facts | None:
     target, draft = case.specs(), specs_of(case.draft)
     if target is None or draft is None:
         return None
+    # the rope of the first layer type that rotates
     of_model = next((s for s in target.values() if s is not None), None)
     of_draft = next((s for s in draft.values() if s is not None), None)
     if of_model is None or of_draft is None or not _scaled(target) or _scaled(draft):
         return None
     given = text_of(case.draft).get("rope_theta")
-    # a draft without a theta of its own has lost that of the model
+    # the rope of the model fits a draft with heads of the same rotated width and the same theta; one
+    # that gives no theta has lost that of the model
     same = of_model.rotated_dims == of_draft.rotated_dims and (
         given is None or of_model.theta == of_draft.theta
     )
-    reach = covered(Examination(case.draft))
+    reach = covered(Examination(case.draft))  # the longest length that its rope was made for
     return {
         "key": "draft",
         "value": of_draft.scaling.name,
@@ -229,13 +250,16 @@ def draft_differs(case: Examination, row: Mistake) -> Facts | None:
         "from": reach,
         "theta": of_draft.theta,
         "other": of_model.theta,
+        # ropes of several layer types are for the layers of the model, and a draft has others
         "fixable": same and len(target) == 1,
     }
 
 
 @repair
 def inherit(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Write the rope of the model into the config of its draft."""
+    """Write the rope and the lengths of the model into the config of its draft, in place of all keys
+    that the draft has of them.
+    """
     assert case.draft is not None
     draft = text_of(case.draft)
     for key in INHERITED:
@@ -258,6 +282,7 @@ def gguf_factor_missing(case: Examination, row: Mistake) -> Facts | None:
         return None
     trained = whole(_gguf(case, "rope.scaling.original_context_length"))
     served = whole(_gguf(case, "context_length"))
+    # the factor, None if the lengths do not give it
     new = served / trained if served and trained and served > trained else None
     return {
         "key": "rope.scaling.factor",
@@ -298,7 +323,9 @@ def gguf_trained_length_missing(case: Examination, row: Mistake) -> Facts | None
 
 @finder
 def gguf_theta_lost(case: Examination, row: Mistake) -> Facts | None:
-    """Find a GGUF file of a published model with the default theta in place of the published one."""
+    """Find a GGUF file of a published model with the default theta in place of the published one, as
+    the finder for other configs does.
+    """
     facts = FINDERS["theta_lost"](case, row)
     # by this "type" the flag of theta is proposed, not one of a scaling
     return facts and {**facts, "key": "rope.freq_base", "type": "theta"}
@@ -306,7 +333,9 @@ def gguf_theta_lost(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def gguf_trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
-    """Find another trained length of YaRN in a GGUF file than the published one."""
+    """Find another trained length of YaRN in a GGUF file than the published one, as the finder for
+    other configs does.
+    """
     facts = FINDERS["trained_length_wrong"](case, row)
     key = "rope.scaling.original_context_length"
     # flags of llama.cpp are made of the trained length and, as "new", the factor
@@ -315,7 +344,9 @@ def gguf_trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def gguf_lengths(case: Examination, row: Mistake) -> Facts | None:
-    """Find a context length of a GGUF file that its YaRN does not reach."""
+    """Find a context length of a GGUF file that its YaRN, trained length x factor, does not reach;
+    `new` is the factor that does.
+    """
     trained = whole(_gguf(case, "rope.scaling.original_context_length"))
     factor, served = (
         positive(_gguf(case, "rope.scaling.factor")),

@@ -1,8 +1,23 @@
 """Mistakes of spelling: texts in place of numbers, wrong names of keys and of scalings.
 
-A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
-reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
-is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
+A finder looks for one mistake in the config `case` and returns the facts about it, or None. The
+facts `key` and `value` are reported, most repairs write `new` at `holder[name]`, and other facts
+are for the texts of the row or for its repair. With `fixable` False the config does not say what
+was meant: the mistake is reported, and no repair is made. `row` is the row of mistakes.toml that
+names the finder, with the `keys` or `names` that it looks for; several rows may name one finder.
+
+Words of this module:
+  place      where a rope object is in the config, such as "rope_scaling" or, with a rope for each
+             layer type, "rope_parameters.full_attention"; "" is the config itself
+  holder     the dict at a place; `case.places()` has those of all ropes and the config itself,
+             `case.ropes()` those of the ropes alone. `at` joins a place and a key for the report
+  type       the name of the scaling, such as "yarn", under the key rope_type or its older name
+             `type`; `read_type` is the type that the family's code takes it for
+  family     what the code of this model type fixes. In `renamed`, {standard name: its name here};
+             `known` is False for a model type that is in no table
+  own_code   whether code beside the weights reads the config, which may have scalings of its own
+  meaning    what a key of another stack, such as llama.cpp, is called in transformers
+  rows_of    gives rows of published.json: the published models of the config's sizes
 """
 
 from __future__ import annotations
@@ -52,9 +67,9 @@ INTEGERS = (
     *keys.LAYER_COUNT_KEYS,
     "num_key_value_heads",
 )
-#: right names of other sizes, which are near to those of rotary keys
+#: right names of other sizes, which are no misspelled rotary keys, though they are near to some
 SIZES = ("qk_nope_head_dim", "qk_head_dim", "v_head_dim", "num_layers")
-#: names of one size
+#: each entry has all names of one size
 ALIASES = (
     keys.LENGTH_KEYS,
     keys.HEAD_DIM_KEYS,
@@ -88,7 +103,7 @@ def at(place: str, key: str) -> str:
 
 @finder
 def given_twice(case: Examination, row: Mistake) -> Facts | None:
-    """Find a key that the file has more than once in one object."""
+    """Find a key that has to do with the rope and that the file has twice or more in one object."""
     for key, values in case.duplicates.items():
         if key in {*keys.inner_keys(), *CONFIG_CHECKS, *OBJECT_KEYS}:
             return {"key": key, "values": values, "value": values[-1]}
@@ -97,7 +112,9 @@ def given_twice(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def keep_last(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Keep the last value, as JSON readers do that accept the file."""
+    """Keep the last value, as JSON readers do that accept the file: the config has it already, so
+    only the record of the other values is removed.
+    """
     del case.duplicates[facts["key"]]
 
 
@@ -115,7 +132,7 @@ def null_as_text(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def remove(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Remove a key; the rope object of a config becomes null instead."""
+    """Remove a key; a rope object becomes null instead, as in configs without a scaling."""
     if facts["name"] in OBJECT_KEYS and facts["holder"] is case.text:
         facts["holder"][facts["name"]] = None
     else:
@@ -127,7 +144,7 @@ def object_as_text(case: Examination, row: Mistake) -> Facts | None:
     """Find a rope object that is written as a text of JSON."""
     for key in OBJECT_KEYS:
         value = case.text.get(key)
-        if isinstance(value, str) and len(value) < 1 << 16:
+        if isinstance(value, str) and len(value) < 1 << 16:  # a longer text is no rope
             read = _parsed(value)
             if isinstance(read, dict):
                 return {"key": key, "value": value, "new": read, "holder": case.text, "name": key}
@@ -147,7 +164,9 @@ def _parsed(text: str) -> Any:
 
 @finder
 def not_an_object(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rope object that is neither an object nor null."""
+    """Find a value in place of a rope object that is neither an object nor null. What it can mean
+    is no scaling, a scaling and its factor, or the name of a scaling alone.
+    """
     for key in OBJECT_KEYS:
         value = case.text.get(key)
         if value is not None and not isinstance(value, dict):
@@ -160,8 +179,8 @@ def not_an_object(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _listed(value: Any) -> dict[str, Any] | None:
-    """Return the rope object that a list of a scaling and its factor means, or a text of both such
-    as "linear:4"; None if it is neither.
+    """Return the rope object that a list of the name of a scaling and its factor means, or a text
+    of both such as "linear:4"; None if the value is neither.
     """
     parts = re.split(r"[\s:=,x]+", value) if isinstance(value, str) else value
     if not isinstance(parts, list) or len(parts) != 2:
@@ -170,13 +189,14 @@ def _listed(value: Any) -> dict[str, Any] | None:
     factors = [
         n for x in parts if (n := _number(x, "factor") if isinstance(x, str) else number_of(x))
     ]
+    # an unscaled rope has no factor, and a factor of 1 or less extends nothing
     fits = len(names) == len(factors) == 1 and names[0] != "default" and factors[0] > 1
     return {"rope_type": names[0], "factor": float(factors[0])} if fits else None
 
 
 def _named(case: Examination, value: Any) -> dict[str, Any] | None:
-    """Return the rope object that the bare name of a scaling means, whose factor is a key of the
-    config itself; None if there is none.
+    """Return the rope object that the bare name of a scaling means, if the config itself has the
+    factor, which another row moves into the object; else None.
     """
     kind = scaling_called(value) if isinstance(value, str) else None
     return {"rope_type": kind} if kind in SCALINGS and positive(case.text.get("factor")) else None
@@ -190,7 +210,7 @@ def put(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def number_as_text(case: Examination, row: Mistake) -> Facts | None:
-    """Find a number, or numbers of a list, written as text."""
+    """Find a number, or numbers of a list, written as text, at one of the `keys` of the row."""
     for place, holder in case.places():
         for key in (key for key in row.keys if key in holder):
             value = holder[key]
@@ -221,14 +241,14 @@ def _number(text: str, key: str) -> float | int | None:
         value = float(digits[:-1] if power else digits) * unit
     except ValueError:
         return None
-    if positive(abs(value)) is None:
+    if positive(abs(value)) is None:  # 0, NaN or infinity
         return None
     return int(value) if key in INTEGERS and value.is_integer() else value
 
 
 @finder
 def flag_as_text(case: Examination, row: Mistake) -> Facts | None:
-    """Find a text or a number in place of true or false."""
+    """Find a text or a number in place of true or false, at one of the `keys` of the row."""
     meant = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
     for place, holder in case.places():
         for key in (key for key in row.keys if key in holder):
@@ -242,7 +262,9 @@ def flag_as_text(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def length_as_float(case: Examination, row: Mistake) -> Facts | None:
-    """Find an integer that is written with a decimal point, or several of a list."""
+    """Find an integer that is written with a decimal point, such as 8192.0, or a list with such
+    integers, at one of the `keys` of the row.
+    """
     for place, holder in case.places():
         for key in (key for key in row.keys if key in holder):
             value = holder[key]
@@ -276,11 +298,13 @@ def _has_keys_of(rope: dict[str, Any], kind: str, other: str) -> bool:
 
 @finder
 def type_contradicts(case: Examination, row: Mistake) -> Facts | None:
-    """Find `type` and `rope_type` that name two scalings; the one to remove is the `key`."""
+    """Find `type` and `rope_type` in one rope that name two scalings; the fact `key` is the one to
+    remove.
+    """
     for place, rope in case.ropes():
         new, old = rope.get("rope_type"), rope.get("type")
         if isinstance(new, str) and isinstance(old, str):
-            same = {**keys.ROPE_TYPE_ALIASES, **case.family.renamed}
+            same = {**keys.ROPE_TYPE_ALIASES, **case.family.renamed}  # {name: what it means here}
             if same.get(new, new) != same.get(old, old):
                 # the key to remove: rope_type only if the other keys are those of `type`
                 key = "rope_type" if _has_keys_of(rope, same.get(old, old), new) else "type"
@@ -299,10 +323,10 @@ def plain(name: Any) -> str:
 
 
 def nearest(word: str, known: Iterable[str], likeness: float) -> str | None:
-    """Return the known word that a misspelled one stands for; None if none is near.
-    `likeness` is the least ratio of difflib, from 0 to 1; 1 allows other capitals and signs alone.
+    """Return the known word that a misspelled one stands for; None if none is near. Words that
+    differ only in capitals and signs are the same, and digits are never misspelled.
 
-    Words that differ only in capitals and signs are the same, and digits are never misspelled.
+    likeness  the least ratio of difflib, from 0 to 1; 1 allows other capitals and signs alone
     """
     names = {plain(each): each for each in sorted(known)}
     own = plain(word)
@@ -311,6 +335,7 @@ def nearest(word: str, known: Iterable[str], likeness: float) -> str | None:
         near = [each for each in names if sorted(each) == sorted(own)][:1]
     if not near and likeness < 1:  # the beginning of one name, as in "partial_rotary"
         begun = [each for each in names if each.startswith(own)]
+        # a single word such as "rope" is too common to be the beginning of a name
         near = begun if len(begun) == 1 and "_" in word else []
     if not near or re.sub(r"\D", "", near[0]) != re.sub(r"\D", "", own):
         return None
@@ -319,14 +344,17 @@ def nearest(word: str, known: Iterable[str], likeness: float) -> str | None:
 
 @finder
 def type_misspelled(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rope_type that is nearly a known one; `names` has {its plain spelling: rope_type}."""
+    """Find a rope_type that is nearly a known one; `names` has {its spelling in small letters
+    without signs: rope_type}.
+    """
     known = {*keys.rope_types(), *keys.ROPE_TYPE_ALIASES}
     for place, rope in case.ropes():
         for key in TYPE_KEYS:
             name = rope.get(key)
             if name is None or (isinstance(name, str) and name in known):
                 continue
-            # the name without an ending such as "_scaling"
+            # tried in this order: the name up to capitals and signs, a name near to it without an
+            # ending such as "_scaling", and a name near to all of it
             words = re.sub(r"[\W_]*(scal(ed|ing)|rope|type)$", "", str(name).lower())
             tries = ((str(name), 1.0), (words, LIKENESS_OF_TYPES), (str(name), LIKENESS_OF_TYPES))
             near = next(filter(None, (nearest(word, row.names, x) for word, x in tries)), None)
@@ -342,13 +370,14 @@ def type_is_ntk(case: Examination, row: Mistake) -> Facts | None:
     """Find a rope_type that stands for NTK with a fixed factor, which is a larger theta and no
     scaling of transformers; `names` has such types.
     """
-    rope = case.flat()
+    rope = case.flat()  # None with a rope for each layer type: which theta to raise is not known
     if rope is None or plain(type_of(rope)) not in row.names or case.own_code:
         return None
     factor, theta = positive(rope.get("factor")), positive(case.get("rope_theta"))
     width = case.head_dim
     theta = theta or case.family.default("rope_theta")
     facts: Facts = {"key": "rope_type", "value": type_of(rope), "fixable": False, "new": ""}
+    # the formula of the larger theta divides by width - 2
     if factor and factor >= 1 and width and width > 2:
         new = float(ntk_theta(theta, factor, width))
         facts |= {"fixable": True, "new": new, "theta": theta, "factor": factor}
@@ -357,7 +386,10 @@ def type_is_ntk(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def raise_theta(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Write the theta of NTK in place of the scaling."""
+    """Write the theta of NTK in place of the scaling: into rope_parameters (transformers 5) if the
+    config has them, and outside if it has a theta there or no rope_parameters. A length in use that
+    is above the served one and that the larger theta covers becomes the served one.
+    """
     for key in OBJECT_KEYS:
         if isinstance(case.text.get(key), dict):
             if key == "rope_parameters":
@@ -367,7 +399,7 @@ def raise_theta(case: Examination, row: Mistake, facts: Facts) -> None:
     if case.text.get("rope_theta") is not None or "rope_parameters" not in case.text:
         case.text["rope_theta"] = facts["new"]
     served = case.served
-    if served:  # the larger theta covers that much, and nothing more is to extend it
+    if served:  # no later repair is to extend the rope up to the length that theta covers
         case.reaches = round(served * facts["factor"])
         if case.length is not None and served < case.length <= case.reaches:
             name = next(key for key in keys.LENGTH_KEYS if whole(case.text.get(key)))
@@ -376,7 +408,9 @@ def raise_theta(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def type_unknown(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rope_type that no scaling has; `names` has {a key that one scaling alone has: it}."""
+    """Find a rope_type that no scaling has; `names` has {a key that one scaling alone has: that
+    scaling}, by which the scaling that was meant is told.
+    """
     known = {*keys.rope_types(), *keys.ROPE_TYPE_ALIASES}
     if case.own_code:
         return None
@@ -384,7 +418,9 @@ def type_unknown(case: Examination, row: Mistake) -> Facts | None:
         name = type_of(rope)
         if name is not None and not (isinstance(name, str) and name in known):
             meant = {row.names[key] for key in row.names if rope.get(key) is not None}
+            # not a name that this family reads as another scaling
             new = meant.pop() if len(meant) == 1 and not meant & {*case.family.renamed} else None
+            # a hint for the text: such a distant name is not written
             close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
             likely = f" (perhaps {close[0]})" if close and new is None else ""
             facts = {"key": at(place, "rope_type"), "value": name, "likely": likely, "new": new}
@@ -424,15 +460,17 @@ def only_type(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def type_missing(case: Examination, row: Mistake) -> Facts | None:
     """Find a rope with the keys of a scaling and without its name; `names` has {such a key: the
-    scaling}, and the first that is given decides.
+    scaling}, and the first that is given decides. If the rope has none of them, such as a factor
+    alone, the published scaling is taken if it agrees with all keys that the rope has.
     """
+    # keys that an unscaled rope may have too
     free = {*keys.COMMON_KEYS, *keys.AXIS_KEYS, *keys.OTHER_KEYS, TRAINED_LENGTH_KEY}
     for place, rope in case.ropes():
         given = {key for key, value in rope.items() if value is not None}
         if type_of(rope) is None and given - free:
             meant = next((row.names[key] for key in row.names if key in given), None)
-            if meant == "yarn" and "yarn" in case.family.renamed:  # it means another scaling there
-                meant = None
+            if meant == "yarn" and "yarn" in case.family.renamed:
+                meant = None  # this family reads the name "yarn" as another scaling
             known = [row["scaling"] for row in rows_of(case) if "scaling" in row]
             if meant is None and len(known) == 1 and all(known[0].get(k) == rope[k] for k in given):
                 meant = known[0]["rope_type"]
@@ -450,8 +488,8 @@ def type_missing(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def type_against_keys(case: Examination, row: Mistake) -> Facts | None:
-    """Find the name of a scaling beside the keys of another one, which alone has them; `names` has
-    {such a key: its scaling}.
+    """Find the name of a scaling beside keys that only one other scaling has; `names` has {such a
+    key: that scaling}.
     """
     for place, rope in case.ropes():
         kind = read_type(case, rope)
@@ -460,15 +498,17 @@ def type_against_keys(case: Examination, row: Mistake) -> Facts | None:
         if kind not in keys.rope_types() or kind == "default" or len(others) != 1:
             continue
         meant = others.pop()
+        # nothing contradicts if the named scaling reads one of these keys too
         if given.keys() & keys.keys_of(keys.rope_types()[kind]).keys():
             continue
-        # fixable if all keys that only the meant scaling has are there, and none that it lacks
+        # fixable if all keys that only the meant scaling has are there, and no key that only the
+        # named one has
         own = {key for key, scaling in row.names.items() if scaling == meant}
         name = "rope_type" if "rope_type" in rope else "type"
         own_keys = keys.keys_of(keys.rope_types()[kind]).keys()
         shared = keys.keys_of(keys.rope_types()[meant]).keys() | keys.COMMON_KEYS
         only_own = {key for key in own_keys & rope.keys() if rope[key] is not None} - shared
-        # "factor" is a key of most scalings
+        # a factor, which most scalings have, does not tell the named one
         fits = own <= given.keys() and not only_own - {"factor"}
         facts = {"key": at(place, name), "value": kind, "new": meant, "given": ", ".join(given)}
         return {**facts, "holder": rope, "name": name, "fixable": fits}
@@ -477,10 +517,14 @@ def type_against_keys(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def key_misspelled(case: Examination, row: Mistake) -> Facts | None:
-    """Find an unknown key of a rope that is nearly a known one."""
+    """Find an unknown key of a rope that stands for a known one: by its meaning in another stack,
+    behind a prefix such as "yarn_", as the name of a scaling with its factor as the value, or by
+    its spelling. The fact `type` is the scaling that the key names, if the rope names none.
+    """
     known = keys.inner_keys()
     for place, rope in case.ropes():
         for key in rope:
+            # an object under an unknown key is the rope of a layer type
             if key in known or isinstance(rope[key], dict):
                 continue
             short, kind = PREFIX.sub("", key), scalings().get(key)
@@ -491,8 +535,9 @@ def key_misspelled(case: Examination, row: Mistake) -> Facts | None:
             if called in SCALINGS and read_type(case, rope) in (None, called):
                 new, kind = "factor", called
             new = new or nearest(key, known, LIKENESS)
-            if new == "rope_type" and not isinstance(rope[key], str):
+            if new == "rope_type" and not isinstance(rope[key], str):  # the name of a scaling
                 continue
+            # a key that transformers does not read, or that is there already, was not meant
             if new in known and new not in keys.UNREAD_KEYS and rope.get(new) is None:
                 facts = {"key": at(place, key), "value": rope[key], "new": new, "name": key}
                 kind = None if type_of(rope) is not None else kind
@@ -515,10 +560,11 @@ def rename(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def key_unknown(case: Examination, row: Mistake) -> Facts | None:
-    """Find a key of a rope that nothing reads."""
+    """Find a key of a rope that nothing reads and that no row before this one took for another."""
     known = keys.inner_keys()
     for place, rope in case.ropes():
         for key, value in rope.items():
+            # an object under an unknown key is the rope of a layer type
             if key not in known and not isinstance(value, dict):
                 return {"key": at(place, key), "value": value, "holder": rope, "name": key}
     return None
@@ -528,16 +574,18 @@ def key_unknown(case: Examination, row: Mistake) -> Facts | None:
 def outer_key_misspelled(case: Examination, row: Mistake) -> Facts | None:
     """Find a key of the config under a name that this family's code does not read.
 
-    `keys` has the standard name; a family may have its own name of it. `names` has {model type: the
-    name that the code in its checkpoints reads}.
+    The first of `keys` is the standard name; a family may have its own name of it. `names` has
+    {model type: the name that the code in its checkpoints reads}.
     """
     if not case.family.known:
         return None
+    # "auto_map" names code beside the weights, which reads the config in place of the family's
     own_code = row.names.get(str(case.model_type)) if "auto_map" in case.root else None
     if own_code is not None and case.text.get(own_code) is not None:
         return None
     standard = row.keys[0]
     read = case.family.renamed.get(standard, standard)
+    # the value is where the code reads it, or inside a rope, where its name is the standard one
     given = [holder for _, holder in case.places() if holder.get(read) is not None]
     if given or (case.get(standard) is not None and standard == read):
         return None
@@ -547,6 +595,7 @@ def outer_key_misspelled(case: Examination, row: Mistake) -> Facts | None:
     for key in (*names, *NAMES.get(standard, ())):
         # what is the default anyway need not be read
         default = case.family.default(standard)
+        # a number or a flag is no rope object
         if standard in OBJECT_KEYS and not isinstance(case.text.get(key), dict | list | str):
             continue
         if key != read and case.text.get(key) not in (None, default):
@@ -573,15 +622,17 @@ def _read(case: Examination) -> set[str]:
         names.add(family.renamed.get(keys.FRACTION_KEYS[0], keys.FRACTION_KEYS[0]))
     names |= {theta.key for theta in family.layer_thetas.values() if theta.key is not None}
     names |= {key for key in ("rotary_dim",) if key in family.reads}
+    # latent attention has a key of its own for the width that rotates
     latent = {keys.LATENT_KEY} if family.latent else {"head_dim"}
     return {*names, *latent, *OBJECT_KEYS, TRAINED_LENGTH_KEY}
 
 
 @finder
 def outer_key_near(case: Examination, row: Mistake) -> Facts | None:
-    """Find a key of the config that is nearly one that this family's code reads and that is absent.
+    """Find a key of the config that this family's code does not read, where one that it reads is
+    absent and is spelled nearly so, or is what the key of another stack means.
 
-    `names` has other names of keys, which are not near in spelling.
+    `names` has {another name: the key}, for names that are not near in spelling.
     """
     read = _read(case)
     absent = {key for key in read if case.get(key) is None}
@@ -593,16 +644,18 @@ def outer_key_near(case: Examination, row: Mistake) -> Facts | None:
     # is about
     if any(meaning(key) == "factor" for key in case.text):
         absent.discard(TRAINED_LENGTH_KEY)
-    if not case.family.known:  # its sizes may have names of their own
+    # the code of an unknown family may have names of its own for the sizes
+    if not case.family.known:
         absent -= {name for names in ALIASES for name in names}
     for key, value in case.text.items():
         new = row.names.get(key) or meaning(key)
         if new in absent and value == case.family.default(str(new)):  # it would change nothing
             continue
-        if new not in absent or key in read:
+        if new not in absent or key in read:  # neither names the key: compare the spelling
             # a right name of something else is no misspelled one
             other = key in {*known, *SIZES} or meaning(key) == "rope_type"
             new = None if other else nearest(key, absent, LIKENESS_OUTSIDE)
+        # the kinds of values that the key has, or that other rows turn into these
         kinds = (dict, str, list) if new in OBJECT_KEYS else (int, float, str)
         if new is not None and isinstance(value, kinds) and not isinstance(value, bool):
             facts = {"key": key, "value": value, "new": new, "model": case.model_type}
@@ -619,11 +672,11 @@ def scaling_called(name: str) -> str | None:
 def _unwrapped(
     rope: dict[str, Any], wrappers: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], bool] | None:
-    """Return a rope object with the keys of the object inside it as its own, and whether no key has
-    two values; None if there is no such object.
+    """Return (rope, fits): a rope object with the keys of the object inside it as its own, and
+    whether no key has two values, one outside and one inside; None if there is no object inside.
 
-    The object inside has the name of a rope object or of a scaling, or one of `wrappers`. That of a
-    scaling becomes the rope_type if no other is given.
+    The object inside has the name of a rope object or of a scaling, or one of `wrappers`. The name
+    of a scaling becomes the rope_type if no other is given.
     """
     inside = [key for key, value in rope.items() if isinstance(value, dict)]
     name = inside[0] if len(inside) == 1 else ""
@@ -632,6 +685,7 @@ def _unwrapped(
         return None
     beside, inner = {key: value for key, value in rope.items() if key != name}, rope[name]
     if type_of(inner) is not None and type_of(beside) == "default":
+        # "default" outside is no second value beside the type inside
         beside = {key: value for key, value in beside.items() if key not in TYPE_KEYS}
     fits = all(beside.get(key) in (None, value) for key, value in inner.items())
     new = {**beside, **inner}
@@ -642,8 +696,8 @@ def _unwrapped(
 
 @finder
 def object_wrapped(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rope object inside a list, or inside another object under its own name or that of its
-    scaling, in the rope of a layer type too.
+    """Find a rope object inside a list, or inside another object under its own name, under that of
+    its scaling or under one of the `keys` of the row; in the rope of a layer type too.
     """
     for key in OBJECT_KEYS:
         value = case.text.get(key)
@@ -652,7 +706,8 @@ def object_wrapped(case: Examination, row: Mistake) -> Facts | None:
             return {**facts, "holder": case.text, "name": key}
         if not isinstance(value, dict):
             continue
-        # `keys` are names that could be layer types, but not in a family with one rope
+        # some of `keys` may be layer types, so they count only in a config that can have but one
+        # rope: rope_scaling, in a family without layer types of different ropes
         one = key == "rope_scaling" and case.family.known and not case.family.layer_thetas
         wrappers = row.keys if one and not case.text.get("layer_types") else ()
         for name, rope in {"": value, **layers_of(value)}.items():
@@ -665,7 +720,9 @@ def object_wrapped(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def number_in_list(case: Examination, row: Mistake) -> Facts | None:
-    """Find a list or an object with one number in place of the number."""
+    """Find a list or an object with one number in place of the number itself, at one of the `keys`
+    of the row.
+    """
     for place, holder in case.places():
         for key in (key for key in row.keys if key in holder):
             value = holder[key]
@@ -678,7 +735,9 @@ def number_in_list(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def default_with_keys(case: Examination, row: Mistake) -> Facts | None:
-    """Find rope_type default beside keys of a scaling; `names` has {such a key: the scaling}."""
+    """Find rope_type default beside keys of a scaling; `names` has {such a key: the scaling}, and
+    the first that is given decides. "" is for the factor, which several scalings have.
+    """
     for place, rope in case.ropes():
         given = [key for key in row.names if rope.get(key) is not None]
         if type_of(rope) != "default" or not given:
@@ -693,7 +752,7 @@ def default_with_keys(case: Examination, row: Mistake) -> Facts | None:
             "given": ", ".join(given),
             "value": type_of(rope),
             "new": row.names[given[0]],
-            # a served length beyond the trained one needs the scaling
+            # the scaling was meant if the served length, or that in use, is beyond the trained one
             "fixable": bool(row.names[given[0]] and trained and served > trained),
             "holder": rope,
             "name": key.split(".")[-1],
@@ -710,6 +769,7 @@ def sections_as_text(case: Examination, row: Mistake) -> Facts | None:
             many = value if isinstance(value, list) else [value]
             if not many or not all(isinstance(each, str) for each in many):
                 continue
+            # at most six digits at a time: no number of pairs has more
             new = [int(each) for each in re.findall(r"\d{1,6}", " ".join(many))]
             facts = {"key": at(place, key), "value": value, "new": new, "fixable": bool(new)}
             return {**facts, "holder": rope, "name": key}

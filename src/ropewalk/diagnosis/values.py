@@ -1,8 +1,22 @@
 """Mistakes of values: impossible numbers, swapped numbers, and numbers in the wrong key.
 
-A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
-reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
-is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
+A finder looks for one mistake in the config `case` and returns the facts about it, or None. The
+facts `key` and `value` are reported, most repairs write `new` at `holder[name]`, and other facts
+are for the texts of the row or for its repair. With `fixable` False the config does not say what
+was meant: the mistake is reported, and no repair is made. `row` is the row of mistakes.toml that
+names the finder, with the `keys` or `names` that it looks for; several rows may name one finder.
+
+Words of this module:
+  place      where a rope object is in the config, such as "rope_scaling"; "" is the config itself
+  holder     the dict at a place; `case.places()` has those of all ropes and the config itself,
+             `case.ropes()` those of the ropes alone. `at` joins a place and a key for the report
+  lists      short_factor and long_factor of LongRoPE (older name "su"): a factor for each pair that
+             rotates, for texts up to the trained length and for longer ones
+  sections   mrope_section: how many pairs rotate by the position on each axis (time, height, width)
+  fraction   partial_rotary_factor: the part of the head that rotates; not every family reads it
+  latent     latent attention, in which the rotated part of a head has a width of its own
+  rows_of    gives rows of published.json: the published models of the config's sizes. `rotated` is
+             their number of rotated dimensions
 """
 
 from __future__ import annotations
@@ -31,7 +45,7 @@ def ratio(case: Examination) -> float | None:
 
 @finder
 def not_finite(case: Examination, row: Mistake) -> Facts | None:
-    """Find NaN and infinity."""
+    """Find NaN or infinity at a key that has to do with the rotation."""
     for place, holder in case.places():
         for key in sorted(rotary_keys(case, place) & holder.keys()):
             many = holder[key] if isinstance(holder[key], list) else [holder[key]]
@@ -42,7 +56,7 @@ def not_finite(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def not_positive(case: Examination, row: Mistake) -> Facts | None:
-    """Find numbers that must be above 0 and are not."""
+    """Find a number that must be above 0 and is not, at one of the `keys` of the row."""
     for place, holder in case.places():
         for key in (key for key in row.keys if key in holder):
             value = number_of(holder[key])
@@ -57,18 +71,19 @@ def theta_tiny(case: Examination, row: Mistake) -> Facts | None:
     """Find a theta with which even the slowest pair turns many times within the served length; or
     the reciprocal of a theta.
     """
-    # a factor above 1 slows the pairs; 0: no length is given
+    # the served length as the pairs see it, which a factor above 1 slows; 0: no length is given
     length = (case.served or 0) / max(case.factor or 1.0, 1.0)
     for place, holder in case.places():
         for key in (key for key in row.keys if key in holder):
             value = positive(holder[key])
+            # code that is not known may use a small theta
             if value is None or not case.family.known:
                 continue
             tokens = 2 * math.pi * value  # no pair has a longer wavelength
             if value >= 1 and (length <= tokens * MOST_TURNS if length else value >= LEAST_THETA):
                 continue
             facts = {**_impossible(case, place, holder, key), "tokens": tokens, "served": length}
-            if value <= 1 / LEAST_THETA:
+            if value <= 1 / LEAST_THETA:  # so small only as the reciprocal of a theta
                 new = float(f"{1 / value:.6g}")
                 facts |= {"new": new, "words": f"{new:,.0f} = 1 / {value:g}", "fixable": True}
             return facts
@@ -76,12 +91,14 @@ def theta_tiny(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _impossible(case: Examination, place: str, holder: dict, key: str) -> Facts:
-    """Return the facts about an impossible number, with the number that was meant where the
-    lengths or the published config say it. A `new` of None removes the key: its default was meant.
+    """Return the facts about an impossible number at `key` of `holder`, the dict at `place`. They
+    have the number that was meant as `new`, where the lengths or the published config say it; a
+    `new` of None removes the key: its default was meant. `words` say `new` in the text.
     """
     facts = {"key": at(place, key), "value": holder[key], "holder": holder, "name": key}
     meant = ratio(case) or 0.0
-    # a published length that is no multiple was served without a scaling
+    # the factor is the ratio of the lengths, but in a model of published sizes only a whole one: a
+    # published length that is no multiple was served without a scaling
     says = meant > 1 and (meant.is_integer() or not rows_of(case))
     if key == "factor" and says:
         return {**facts, "new": float(meant), "words": f"served / trained length = {meant:g}"}
@@ -105,7 +122,9 @@ def replace_or_remove(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def factor_inverted(case: Examination, row: Mistake) -> Facts | None:
-    """Find a factor below 1, which must be meant as a factor on frequencies, not on lengths."""
+    """Find a factor below 1, which must be meant as a factor on frequencies, not on lengths.
+    LongRoPE, whose lists scale the frequencies, is left out.
+    """
     for place, rope in case.ropes():
         value = positive(rope.get("factor"))
         if value is None or value >= 1 or type_of(rope) in ("longrope", "su", None):
@@ -128,7 +147,7 @@ def factor_inverted(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def factor_is_integer(case: Examination, row: Mistake) -> Facts | None:
-    """Find a factor that is written as an integer."""
+    """Find a factor that is written as an integer, of which transformers 4 warns."""
     for place, rope in case.ropes():
         if whole(rope.get("factor")):
             return {"key": at(place, "factor"), "value": rope["factor"]}
@@ -137,7 +156,7 @@ def factor_is_integer(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def factor_is_one(case: Examination, row: Mistake) -> Facts | None:
-    """Find a scaling that scales nothing."""
+    """Find a scaling that scales nothing, since its factor is 1; LongRoPE scales by its lists."""
     for place, rope in case.ropes():
         if rope.get("factor") == 1 and type_of(rope) not in ("default", "longrope", "su", None):
             return {"key": at(place, "factor"), "value": type_of(rope)}
@@ -167,7 +186,9 @@ def swap(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def magnitude_is_factor(case: Examination, row: Mistake) -> Facts | None:
-    """Find an attention_factor that repeats the factor of the lengths."""
+    """Find an attention_factor, the magnitude of cos and sin, that repeats the factor of the lengths.
+    Below 2 it may be a magnitude that was meant.
+    """
     for place, rope in case.ropes():
         value, factor = positive(rope.get("attention_factor")), positive(rope.get("factor"))
         if value is not None and factor is not None and value == factor and value >= 2:
@@ -183,7 +204,9 @@ def magnitude_is_factor(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def mscale_beside_magnitude(case: Examination, row: Mistake) -> Facts | None:
-    """Find mscale beside attention_factor, which comes first."""
+    """Find mscale, or mscale_all_dim, beside attention_factor: all give the magnitude, and
+    attention_factor has precedence.
+    """
     for place, rope in case.ropes():
         given = [key for key in ("mscale", "mscale_all_dim") if positive(rope.get(key))]
         if given and positive(rope.get("attention_factor")):
@@ -193,7 +216,9 @@ def mscale_beside_magnitude(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def mscale_alone(case: Examination, row: Mistake) -> Facts | None:
-    """Find mscale without mscale_all_dim in a model with latent attention, which needs both."""
+    """Find mscale without mscale_all_dim in a model with latent attention. Published models of this
+    kind have both with the same value, so that value is written.
+    """
     if not case.family.latent:
         return None
     for place, rope in case.ropes():
@@ -226,9 +251,11 @@ def rotated_pairs(case: Examination) -> int | None:
     latent = whole(case.text.get(keys.LATENT_KEY))
     if latent is not None:
         return latent // 2
+    # outside a rope, the fraction may have another name in this family
     name = case.family.renamed.get("partial_rotary_factor", "partial_rotary_factor")
     fraction = positive(case.get("partial_rotary_factor")) or positive(case.text.get(name))
     fraction = fraction or case.family.partial
+    # a fraction above 1 is a mistake of another row
     return None if width is None else int(width * min(fraction, 1)) // 2
 
 
@@ -249,7 +276,9 @@ def lists_swapped(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def lists_doubled(case: Examination, row: Mistake) -> Facts | None:
-    """Find lists that have each factor twice: one for each dimension and not for each pair."""
+    """Find lists that have each factor twice: one for each dimension and not for each pair. `halves`
+    are the two lists with each factor once.
+    """
     pairs = rotated_pairs(case)
     for place, rope in case.ropes():
         lists = _lists(rope)
@@ -278,7 +307,9 @@ def _half(values: list) -> list | None:
 
 @finder
 def lists_padded(case: Examination, row: Mistake) -> Facts | None:
-    """Find lists with more factors than pairs that rotate, which repeat the last one."""
+    """Find lists with more factors than pairs that rotate, of which all further ones repeat the
+    last pair's. `halves` are the two lists without these.
+    """
     pairs = rotated_pairs(case)
     for place, rope in case.ropes():
         lists = _lists(rope)
@@ -292,16 +323,17 @@ def lists_padded(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def halve_lists(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Write the lists of one factor for each pair."""
+    """Write the two lists with one factor for each pair."""
     facts["holder"]["short_factor"], facts["holder"]["long_factor"] = facts["halves"]
 
 
 @finder
 def fraction_lost(case: Examination, row: Mistake) -> Facts | None:
-    """Find lists for fewer pairs than the head has, in a family whose heads rotate in part.
+    """Find lists for fewer pairs than the head has, beside a fraction that does not say so, in a
+    family that reads a fraction.
 
-    Shorter lists can also be lists that were cut: the part must be the published one, or, in sizes
-    that nobody published, a multiple of a quarter.
+    Shorter lists can also be lists that were cut: the part that they rotate must be the published
+    one, or, in sizes that nobody published, a multiple of a quarter.
     """
     width, given = case.head_dim, case.get("partial_rotary_factor")
     if not case.family.reads_partial:
@@ -312,11 +344,12 @@ def fraction_lost(case: Examination, row: Mistake) -> Facts | None:
         # a fraction that is given is wrong only if the lists fit the published one
         if given is not None and (lists is None or known != {2 * len(lists[0])}):
             continue
+        # the fraction fits the lists, or there are neither
         if given == (2 * len(lists[0]) / width if lists and width else None):
             continue
         if lists and width and len(lists[0]) == len(lists[1]) and 2 * len(lists[0]) < width:
             count = len(lists[0])
-            # sizes that are not published: 2 * count must be a multiple of width / 4
+            # published sizes: 2 * count dimensions must rotate; others: a multiple of width / 4
             if known != {2 * count} if known else 8 * count % width:
                 continue
             return {
@@ -333,7 +366,9 @@ def fraction_lost(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def list_of_another_form(case: Examination, row: Mistake) -> Facts | None:
-    """Find the numbers of a list inside another list, or as an object with their places."""
+    """Find the numbers of a list inside another list, or as an object {"0": the first number, "1":
+    the second and so on}, at one of the `keys` of the row.
+    """
     for place, rope in case.ropes():
         for key in row.keys:
             value, new = rope.get(key), None
@@ -349,7 +384,7 @@ def list_of_another_form(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def lists_absent(case: Examination, row: Mistake) -> Facts | None:
-    """Find LongRoPE without its lists."""
+    """Find LongRoPE without any of its lists, which are the `keys` of the row."""
     for place, rope in case.ropes():
         if type_of(rope) == "longrope" and not any(rope.get(key) for key in row.keys):
             return {"key": at(place, "rope_type"), "value": type_of(rope)}
@@ -378,6 +413,7 @@ def bands_missing(case: Examination, row: Mistake) -> Facts | None:
         lack = {key: float(row.names[key]) for key in row.names if rope.get(key) is None}
         if type_of(rope) == "llama3" and lack:
             facts = {"key": ", ".join(at(place, key) for key in lack), "value": None, "new": lack}
+            # only those of Llamas are known, and without a factor the rope would stay broken
             llama = case.model_type in row.keys and rope.get("factor") is not None
             return {**facts, "fixable": llama, "holder": rope, "name": min(lack)}
     return None
@@ -391,9 +427,10 @@ def put_bands(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def lists_misfit(case: Examination, row: Mistake) -> Facts | None:
-    """Find lists of LongRoPE that do not have one number for each pair."""
+    """Find lists of LongRoPE, the `keys` of the row, that do not have one number for each pair."""
     pairs = rotated_pairs(case)
     for place, rope in case.ropes():
+        # some families read the name "yarn" as LongRoPE; a rope without any list is another mistake
         if type_of(rope) not in ("longrope", "su", "yarn") or not {*row.keys} & rope.keys():
             continue
         for key in row.keys:
@@ -425,9 +462,10 @@ def sections_misfit(case: Examination, row: Mistake) -> Facts | None:
                 continue
             new, fraction = None, case.family.partial
             width = case.head_dim or 0
-            own = [*(case.family.sections or ())]
+            own = [*(case.family.sections or ())]  # the sections of the family
             if sizes == own and sum(sizes) == width * fraction / 2:
                 continue  # the fraction is the wrong one
+            # meant are the family's sections if they fit; else dimensions were given, two a pair
             if sum(own) == pairs:
                 new = own
             elif sum(sizes) == 2 * pairs and all(each % 2 == 0 for each in sizes):
@@ -471,7 +509,9 @@ def fraction_contradicts_sections(case: Examination, row: Mistake) -> Facts | No
 
 @finder
 def sections_differ(case: Examination, row: Mistake) -> Facts | None:
-    """Find sections other than the family's, in a model of published sizes that the family's fit."""
+    """Find sections other than the family's, in a model of published sizes whose pairs the family's
+    sections add up to.
+    """
     sections = list(case.family.sections or ())
     if not rows_of(case):
         return None
@@ -485,8 +525,8 @@ def sections_differ(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def sections_lost(case: Examination, row: Mistake) -> Facts | None:
-    """Find a scaling that was written over mrope_section, or no rope object in a family of `keys`,
-    whose class in transformers 4 needs the sections.
+    """Find a scaling that was written over mrope_section, or no rope object in a model type of
+    `keys`, whose class in transformers 4 needs the sections. The family's are written if they fit.
     """
     sections = case.family.sections
     needed = case.model_type in row.keys and not case.ropes()
@@ -513,8 +553,9 @@ def sections_lost(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def interleaved_flag(case: Examination, row: Mistake) -> Facts | None:
-    """Find mrope_interleaved that says another order than the model's code has; `names` has the
-    order of the code that the row is about.
+    """Find mrope_interleaved that says another order of the axes along the pairs than the model's
+    code has: "interleaved" (time, height, width, time, ...) or "chunked" (first all pairs of time).
+    `names` has the order of the code that the row is about.
     """
     order = case.family.axis_order
     if order not in row.names:
@@ -544,7 +585,10 @@ def put_flag(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def fraction_too_large(case: Examination, row: Mistake) -> Facts | None:
-    """Find a fraction above 1: a number of dimensions, or a percentage."""
+    """Find a fraction above 1: a number of dimensions, or a percentage. Which of them was meant is
+    told by the number: dimensions are a power of 2, and a percentage is a multiple of a quarter of
+    the head or rotates as many dimensions as a published model does.
+    """
     width = case.head_dim
     for place, holder in case.places():
         for key in (key for key in keys.FRACTION_KEYS if key in holder):
@@ -574,7 +618,9 @@ def fraction_too_large(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def head_dim_wrong(case: Examination, row: Mistake) -> Facts | None:
-    """Find a head_dim that is odd, or equal to the hidden size of a model with several heads."""
+    """Find a head_dim that is odd, or equal to the hidden size of a model with several heads. Models
+    with latent attention, whose widths have keys of their own, are left out.
+    """
     size, heads, head = (
         next((n for k in names if (n := whole(case.text.get(k)))), None)
         for names in (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS, keys.HEAD_DIM_KEYS)
@@ -614,7 +660,9 @@ def head_beside_latent(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def head_not_whole(case: Examination, row: Mistake) -> Facts | None:
-    """Find a hidden size that is no multiple of the number of heads, where no head_dim is given."""
+    """Find a hidden size that is no multiple of the number of heads, where the width of a head has
+    to follow from the two: no key and no default of the family gives it.
+    """
     size, heads, head = (
         next((n for k in names if (n := whole(case.text.get(k)))), None)
         for names in (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS, keys.HEAD_DIM_KEYS)
@@ -628,7 +676,9 @@ def head_not_whole(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def trained_length_of_llama3(case: Examination, row: Mistake) -> Facts | None:
-    """Find the scaling of Llama 3 without its trained length, in a Llama."""
+    """Find the scaling of Llama 3 without its trained length, in a Llama: every Llama with this
+    scaling has 8192.
+    """
     if case.model_type not in ("llama", "mllama_text_model") or case.trained is not None:
         return None
     for place, rope in case.ropes():
