@@ -305,7 +305,7 @@ def theta_in_v4(case: Examination, row: Mistake) -> Facts | None:
 def theta_missing(case: Examination, row: Mistake) -> Facts | None:
     """Find a flat `rope_parameters` without theta, which transformers 5 always writes."""
     v5, v4 = _objects(case)
-    # beside rope_scaling theta may be outside; layer types have thetas of their own
+    # `both_objects` is about two objects; layer types have thetas of their own
     if v5 is None or v4 is not None or layers_of(v5) or case.family.layer_thetas:
         return None
     names = (*keys.THETA_KEYS, keys.LAYER_THETA_KEY)
@@ -396,9 +396,10 @@ def nested_in_flat(case: Examination, row: Mistake) -> Facts | None:
     v5 = _objects(case)[0]
     layers = layers_of(v5 or {})
     family = case.family
+    # some families that need a rope object (`rope_required`) have a rope for each layer type in it
     if not layers or not family.known or family.layer_thetas or family.rope_required:
         return None
-    # layers of several types may have several ropes all the same
+    # a model whose layers are of several types may have several ropes all the same
     if case.text.get("layer_types") or family.unrotated:
         return None
     ropes = list(layers.values())
