@@ -930,4 +930,5 @@ BROKEN = [
         {**VICUNA, "_name_or_path": "lmsys/vicuna-7b-v1.5-16k"},
         {**VICUNA, "rope_scaling": LINEAR},
     ),
+    Broken("scaling_outside_rope_object", {**LLAMA, **YARN, "rope_scaling": {}}, RIGHT),
 ]

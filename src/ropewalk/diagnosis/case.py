@@ -1,5 +1,16 @@
 """The config while `doctor` examines it: a copy that repairs change in place, with what finders ask
 of it, such as its ropes, its lengths and its sizes.
+
+Words of this module:
+  text part    the part of the config that describes the language model, such as `text_config`; the
+               whole config if it has none
+  rope object  `rope_parameters` of transformers 5, which is one rope or has one for each layer
+               type, or `rope_scaling` of transformers 4
+  rope         the dict of one rope: a rope object, or the part of it for one layer type
+  place        the path of a rope in the text part, such as "rope_parameters.full_attention"; "" for
+               the text part itself
+  outside      in the text part itself, and not in a rope
+  family       what the model's code fixes; `renamed` has {standard name: the name that it reads}
 """
 
 from __future__ import annotations
@@ -34,14 +45,16 @@ class Examination:
     root        the whole config, a copy
     length      tokens of the longest sequence that it will be used with; None: not said
     draft       the config of a draft model that serves beside it, a copy
-    metadata    the metadata of a GGUF file, whose general.architecture is `architecture`; None for
-                other configs
+    metadata    the metadata of a GGUF file, of which `root` is then made; None for other configs.
+                The names of its keys begin with `architecture`
     duplicates  {key that the file gives more than once in one object: its values}
     language    the language of findings, "en" or "zh"
     examine     returns the diagnosis of another config, the draft; None: the draft is not examined
     not_json    why the file is no JSON, where it can be read all the same; "": it is JSON
-    reaches     tokens that a repair has covered already, so that no second one extends the rope
-    withheld    ids of rows whose repair is not made, since its result has another error
+    reaches     the longest length, in tokens, to which a repair has extended the rope, so that no
+                second repair extends it; 0: none has
+    withheld    ids of rows of mistakes.toml whose repair is not made, since its result has an error
+                that the config did not have
     _known      what the last reading of `root` gave, after the text of that `root`; None: not read
     """
 
@@ -126,6 +139,7 @@ class Examination:
     @property
     def served(self) -> int | None:
         """The served length that the config gives; None if it gives none."""
+        # the standard key comes first; a value that is no whole number above 0 does not count
         return next((n for k in keys.LENGTH_KEYS if (n := whole(self.text.get(k)))), None)
 
     @property
@@ -138,16 +152,21 @@ class Examination:
 
     @property
     def factor(self) -> float | None:
-        """The factor of the scaling; None if it is missing, not above 0, or 1e18 and more."""
+        """The factor of the scaling; None if it is missing, not above 0, or 1e18 and more, with
+        which lengths could not be computed.
+        """
         factor = positive(self.get("factor"))
         return factor if factor is not None and factor < 1e18 else None
 
     @property
     def head_dim(self) -> int | None:
-        """The width of a head; None if the config does not say it."""
+        """The width of a head; None if the config does not say it. Of layer types with different
+        widths it is that of the first one that rotates.
+        """
         for spec in (self.specs() or {}).values():
             if spec is not None:
                 return spec.head_dim
+        # nothing rotates, or the config cannot be read: what its sizes say all the same
         own = next((n for k in keys.HEAD_DIM_KEYS if (n := whole(self.text.get(k)))), None)
         size, heads = (
             next((n for k in names if (n := whole(self.text.get(k)))), None)
@@ -170,19 +189,21 @@ class Examination:
 
     def _read(self) -> Specs | RopeError:
         """Return the specs, or why there are none; read again only if the config was changed."""
+        # the text tells all changes in place, also of 1 to true, which are equal in Python
         text = repr(self.root)
         if self._known is None or self._known[0] != text:
             try:
                 self._known = text, read_specs(self.root, "exact")[0]
             except RopeError as error:
-                # a row of its own reports unknown keys, which no code reads: try without them
+                # it may be refused for unknown keys, which no code reads and which a row of its own
+                # reports: try without them
                 readable = self.with_(_without_unknown)
                 found = None if readable == self.root else specs_of(readable)
                 self._known = text, error if found is None else found
         return self._known[1]
 
     def state(self) -> str:
-        """Return all that a repair may change, as text."""
+        """Return all that a repair may change, as text, so that two states can be compared."""
         return repr((self.root, self.draft, self.duplicates, self.not_json))
 
     def with_(self, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -194,7 +215,7 @@ class Examination:
 
 def _without_unknown(text: dict[str, Any]) -> None:
     """Remove unknown keys from the ropes of a config in place, but no objects, which may be the
-    ropes of layer types.
+    ropes of layer types. `text` is its text part.
     """
     known = keys.inner_keys()
     for _, rope in Examination(text).ropes():

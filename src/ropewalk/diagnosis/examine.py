@@ -1,5 +1,17 @@
 """`doctor`: look for every mistake of the table, repair what the config itself says how, and look
 again.
+
+Words of this module:
+  row      one row of mistakes.toml: a kind of mistake, with its finder `find`, its `repair`, which
+           is None where nothing can be written, and its texts
+  facts    what a finder returns about a mistake: `key` and `value` are reported, the others are for
+           the texts of the row and for its repair, which is not made if `fixable` is False
+  finding  what the caller of `doctor` gets about a mistake
+  error    a finding or a row with the severity "error"
+  extension   a repair that makes the rope fit a longer length
+  doubtful    of a repair: it writes another rope, which may not be what was meant
+  withheld    of a repair: it was made, the result had an error, and it is not made again
+  form     one of several ways to write a rope in a config; engines differ in which they read
 """
 
 from __future__ import annotations
@@ -44,13 +56,15 @@ from ropewalk.errors import RopeError, choice, integer
 if TYPE_CHECKING:
     from ropewalk.gguf import GgufSource
 
-#: how often, at most, one row is found and repaired in a pass
+#: how often, at most, one row is found and repaired in a pass: a config may have the same mistake
+#: at several keys
 MOST = 64
-#: how often, at most, all rows are looked for: a repair helps few others
+#: how often, at most, all rows are looked for: after a repair few other mistakes can be found
 PASSES = 8
 #: repairs that extend a rope to a longer length
 EXTENSIONS = ("add_yarn", "raise_factor", "put_factor")
-#: finders of unusual settings of a scaling, which its lengths and its factor explain or do not
+#: finders of unusual settings of a scaling; with a wrong length or factor they say nothing, since
+#: the scaling may be another one
 SETTINGS = ("yarn_unusual",)
 #: finders that compare lengths with what the scaling covers
 FOLLOWING = ("factor_too_small", "factor_too_large", "served_beyond_scaling")
@@ -63,7 +77,8 @@ BASES = (
     "factor_is_length",
     "factor_inverted",
 )
-#: repairs that say another rope, and are not made if the result has an error that the config had not
+#: repairs that write another rope, and are not made if the result has an error that the config had
+#: not
 DOUBTFUL = (
     *EXTENSIONS,
     "raise_theta",
@@ -79,7 +94,7 @@ DOUBTFUL = (
 
 @dataclass(frozen=True)
 class _Found:
-    """A row that was found, its facts, the config before the repair, and whether it was repaired."""
+    """A row that was found, its facts, the config before the repair, and whether that was made."""
 
     row: Mistake
     facts: Facts
@@ -119,6 +134,7 @@ def doctor(
     if engine is not None and not wrong:
         findings += engines_here.findings(case, engine)
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    # a file that is no JSON is written anew, although its values stay
     changed = not same(case.root, original) or any(f.id == "not_json" for f in findings)
     # with an engine the config has its form by now; one with errors is rewritten for no engine
     to_paste = _flags(original, case, written=engine is not None or wrong)
@@ -144,7 +160,7 @@ def _look_carefully(case: Examination) -> list[Finding]:
     the config did not have is not made: what it would have written is not what was meant.
     """
     before = copy.deepcopy((case.root, case.draft, case.duplicates, case.not_json))
-    own = None
+    own = None  # the errors that the config has itself, if they are needed
     # each round withholds the last doubtful repair of the one before, and begins anew
     while True:
         found = _look(case)
@@ -191,8 +207,8 @@ def _errors_of(case: Examination, before: tuple[Any, ...]) -> set[str]:
 def _look(case: Examination) -> list[_Found]:
     """Return what was found: what was repaired, and what the repaired config still has.
 
-    A repair may show a mistake of an earlier row, so all rows are looked for until none is
-    repaired.
+    After a repair an earlier row may find a mistake that could not be seen before, so all rows are
+    looked for until none is repaired.
     """
     repaired: list[_Found] = []
     for _ in range(PASSES):
@@ -232,10 +248,10 @@ def _pass(case: Examination) -> list[_Found]:
     """
     found: list[_Found] = []
     for row in mistakes():
-        # rows are for GGUF files or for other configs; that of unreadable configs is for both
+        # a row is for GGUF files or for other configs; those of unreadable configs are for both
         if row.gguf != (case.metadata is not None) and row.find != "unreadable":
             continue
-        # an error that is not repaired says why the config cannot be read
+        # an error that was found and not repaired says already why the config cannot be read
         told = any(each.row.severity == "error" and not each.repaired for each in found)
         if row.find == "unreadable" and told:
             continue
@@ -254,6 +270,7 @@ def _pass(case: Examination) -> list[_Found]:
                 wrong = any(each.row.find in BASES and not each.repaired for each in found)
                 if not (wrong and (row.repair in EXTENSIONS or row.find in SETTINGS)):
                     REPAIRS[row.repair](case, row, facts)
+                    # a repair that drops a number which the finding does not name is undone
                     if loses(before, case.root, row, facts):
                         case.root, case.reaches = copy.deepcopy(before), reaches
             changed = case.state() != state
@@ -270,11 +287,12 @@ def _finding(case: Examination, meant: Specs | None, found: _Found) -> Finding:
     """
     row, facts, repaired = in_language(found.row, case.language), found.facts, found.repaired
     words = _Words(facts)
+    # the texts say that the key is absent, and not that it is null
     if facts["absent"] and facts["value"] is None:
         words["value"] = report_words(case.language)["absent"]
     effect = row.effect.format_map(words)
     numbers, compared = (), "before the repair"
-    if repaired and case.metadata is None:
+    if repaired and case.metadata is None:  # a GGUF file is not changed
         length = case.length or case.served
         wrong = specs_of(found.before)
         if wrong is None and case.ropes():
@@ -332,8 +350,9 @@ def _without_ropes(case: Examination) -> dict[str, Any]:
 
 def _flags(original: dict[str, Any], case: Examination, written: bool) -> dict[str, str]:
     """Return {engine: what to paste to turn the `original` config into the corrected one}, without
-    engines that need nothing. Engines that take config keys get a form that they agree with, or if
-    `written`, the examined config as it is.
+    engines that need nothing. Engines that take config keys (TAKE_KEYS) get a form of the rope that
+    they read as it is meant or, if `written`, the keys of the corrected config as they are: it has
+    such a form by now, or is to have none.
     """
     specs = case.specs()
     every = flags(original, case.root, specs, case.length)
@@ -351,7 +370,7 @@ def _gguf_flags(findings: list[Finding], case: Examination) -> dict[str, str]:
     for row in mistakes():
         if row.gguf and any(finding.id == row.id for finding in findings):
             facts = FINDERS[row.find](case, row)
-            # facts without a type are about YaRN
+            # "theta", or the scaling that `new` is the factor of; facts without it are about YaRN
             kind, new = (facts or {}).get("type", "yarn"), (facts or {}).get("new")
             if facts is None or not new:
                 continue
@@ -379,7 +398,8 @@ def _gguf(config: Any) -> GgufSource | None:
 
 def _case(config: Any, length: int | None, draft: Any) -> tuple[Examination, str | None]:
     """Return the config to examine, and the text of its file; None for a config without a file, and
-    for a GGUF file.
+    for a GGUF file. `length` is that of the longest sequence to come, `draft` the config of a draft
+    model; None: not given.
     """
     other = None if draft is None else copy.deepcopy(dict(config_file.load(draft)))
     file = _gguf(config)
@@ -389,10 +409,10 @@ def _case(config: Any, length: int | None, draft: Any) -> tuple[Examination, str
         name = file.architecture
         try:
             root: dict[str, Any] = dict(hf_config(file))
-        except RopeError:  # a row may say why
+        except RopeError:  # the rows for GGUF files read its metadata, and may say why
             root = {"model_type": name}
         tokens = getattr(file.metadata.get("tokenizer.ggml.tokens"), "length", None)
-        # one of the sizes by which a published model is recognised
+        # one of the sizes by which a published model is recognised: as given, or the tokens counted
         root["vocab_size"] = file.metadata.get(f"{name}.vocab_size", tokens)
         return Examination(root, length, other, file.metadata, name), None
     if not isinstance(config, str | Path):
@@ -402,6 +422,7 @@ def _case(config: Any, length: int | None, draft: Any) -> tuple[Examination, str
     try:
         root = config_file.read(path)
     except RopeError as error:
+        # what can be read all the same is examined, and a row reports why it is refused
         if error.rule.startswith("must be JSON ("):
             text = path.read_text(encoding="utf-8")
             root = config_file.parse(foreign.as_json(text, error).encode())

@@ -1,4 +1,10 @@
-"""The guard of repairs: a number that the config gives stays in it, unless the finding names it."""
+"""The guard of repairs: a number that the config gives stays in it, unless the finding names it, so
+that no repair loses a value without a word to the reader.
+
+A repair that would lose one is undone, and its mistake is only reported. `row` is the row of
+mistakes.toml that was found, and `facts` are what its finder returned: `key`, the reported config
+key, and values for the texts of the row, in which they stand in braces.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +40,8 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def loses(before: Mapping[str, Any], after: Mapping[str, Any], row: Mistake, facts: Facts) -> bool:
-    """Return whether a number of the config `before` a repair is not in that `after` it, although
-    its finding does not name it.
+    """Return whether a number of the config `before` a repair is not in that `after` it, at any
+    key, although the finding does not name it.
 
     A number is named if its key is in the texts of the row or in the facts `key`, `name`, `gone`
     (removed) or `follows` (changed with the rest), or if its value is a fact that these texts have;
@@ -46,6 +52,7 @@ def loses(before: Mapping[str, Any], after: Mapping[str, Any], row: Mistake, fac
     if not lost:
         return False
     words = f"{row.cause} {row.effect} {row.fix}"
+    # told: the names of keys that the finding has; a path counts as the names in it
     told = set(re.split(r"[\s,.]+", f"{facts['key']} {facts.get('name', '')} {words}"))
     # of a path such as "rope_scaling.factor" the last part is the key
     told |= {each.rsplit(".", 1)[-1] for each in facts.get("gone", ())}
@@ -53,6 +60,6 @@ def loses(before: Mapping[str, Any], after: Mapping[str, Any], row: Mistake, fac
     values = [facts[each] for each in re.findall(r"{(\w+)}", words) if each in facts]
     if row.repair in OF_WHOLE_SCALINGS:
         told |= keys.inner_keys() - {*keys.THETA_KEYS, *keys.FRACTION_KEYS}
-        # a larger theta in place of the scaling, and the length that it serves
+        # it writes a larger theta in place of the scaling, and the length that this serves
         told |= {*keys.LENGTH_KEYS, "rope_theta"} if row.repair == "raise_theta" else set()
     return any(key not in told and value not in values for key, value in lost)

@@ -1,12 +1,26 @@
 """Mistakes of lengths: what a scaling covers, and what the model is served with.
 
-The trained length is the one that a scaling starts from, the served length the config's own, and
-the length in use (`case.length`) the one that the caller of `doctor` gave; all are in tokens.
-
 A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
-reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
-is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
-`rows_of` gives other rows, those of published.json: the published models of the config's sizes.
+reported, other facts are for the texts of its row, and most repairs write `new` at `holder[name]`.
+`fixable` is False where the lengths leave open which number is wrong, or where the model's code
+would not read the repair: the mistake is then only reported. Of several rows of mistakes.toml about
+similar mistakes one is to report each, so a finder returns None for what another row says better.
+
+Words of this module, with all lengths in tokens:
+  row      the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks
+           for; `rows_of` and `rows_of_any_length` give other rows, those of published.json: the
+           published models of the config's sizes, the former by its name and lengths too
+  release  one of several published models of the same sizes
+  trained  the trained length, which a scaling starts from
+  served   the served length, which the config itself gives: max_position_embeddings. With YaRN and
+           linear it should be trained length x factor; often it was left at the trained length
+  length   the length in use, `case.length`: that of the longest sequence, which the caller of
+           `doctor` gave; None: not given
+  known    the trained length as published
+  reaches  `case.reaches`: the tokens that a repair before has extended the rope to; 0: none has
+  place    the path of a rope object; `at(place, key)` is the path of a key in it
+  alpha    a number of the dynamic scaling of HunYuan: theta is raised by it, by as much for
+           every length. Without it, dynamic raises theta as the sequence grows
 """
 
 from __future__ import annotations
@@ -31,7 +45,7 @@ from ropewalk.diagnosis.published import (
 from ropewalk.diagnosis.spelling import at
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 
-#: scalings that cover trained length x factor
+#: scalings that cover trained length x factor, and are the same for every length of the sequence
 STATIC = ("yarn", "linear")
 #: lengths that differ by at most this share count as equal, since configs round lengths and factors
 SAME_LENGTH = 0.02
@@ -51,6 +65,7 @@ def covered(case: Examination) -> float | None:
     if kind == "linear" and factor and case.served:
         # the served length may be the trained one, or that times the factor
         return (trained or published_trained_length(case) or case.served) * factor
+    # Llama 3.1 serves twice the trained length x factor, Llama 3.2 half of it
     if kind == "llama3" and factor and trained:
         return max(case.served or 0, trained * factor)
     return case.served
@@ -64,8 +79,9 @@ def length_key(case: Examination) -> str:
 @finder
 def trained_length_missing(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling without the trained length, for which the served one is then taken; `keys` has
-    the scalings.
+    the scalings. The trained length to write is a published one, or served length / factor.
     """
+    # a trained length that the class gives is not missing
     if case.trained is not None or TRAINED_LENGTH_KEY in case.family.defaults:
         return None
     for place, rope in case.ropes():
@@ -78,7 +94,8 @@ def trained_length_missing(case: Examination, row: Mistake) -> Facts | None:
                 new = int(exact) if exact.is_integer() else None
             elif new is None and type_of(rope) == "yarn" and factor:
                 new = published_start(case, factor, exact)
-            # the served length is taken for one that is missing: nothing to write if they are equal
+            # the served length is taken for one that is missing: nothing to write if they are
+            # equal, unless the served length is to be raised to the length in use
             same = new is not None and new == case.served and (case.length or 0) <= new
             return {
                 "key": at(place, TRAINED_LENGTH_KEY),
@@ -96,18 +113,18 @@ def trained_length_missing(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def lengths_swapped(case: Examination, row: Mistake) -> Facts | None:
     """Find a trained length above the served one or, with llama3, equal to it; `keys` has the
-    scalings.
+    scalings. The two are exchanged only if the shorter times the factor is the longer.
     """
     trained, served, factor = case.trained, case.served, case.factor
     if not trained or not served or trained < served or case.rope_type not in row.keys:
         return None
-    # a Llama that serves less than it was trained with keeps its bands
+    # right all the same: a Llama that serves less than it was trained with keeps its scaling
     if case.rope_type == "llama3" and trained == LLAMA3_LENGTH:
         return None
     # engines multiply the served length by YaRN's factor themselves, so equal lengths may be meant
     if trained == served and case.rope_type != "llama3":
         return None
-    # the served length was lowered, which another row is about
+    # the published model with this rope serves more: `served_length_lowered` is about it
     if trained == served and native_length(case) is not None:
         return None
     is_swap = (
@@ -129,8 +146,9 @@ def swap_lengths(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def multiplied_twice(case: Examination, row: Mistake) -> Facts | None:
-    """Find a served length that is the trained one times the square of the factor of YaRN, or of
-    linear where the trained length is a published one.
+    """Find a served length that is the trained one times the square of the factor, with YaRN or
+    linear. With linear the trained length must be that of a published model, since the length in
+    the config may be the trained one or that times the factor.
     """
     trained, served, factor = case.trained, case.served, case.factor
     if case.rope_type == "linear":
@@ -149,7 +167,8 @@ def multiplied_twice(case: Examination, row: Mistake) -> Facts | None:
         "factor": factor,
         "holder": case.text,
         "name": length_key(case),
-        # the other possibility is that the factor is wrong, and should be its square
+        # the factor may be wrong instead, and should be its square, unless trained length x factor
+        # is a published served length
         "fixable": any(round(trained * factor) in each["lengths"] for each in rows_of(case)),
     }
 
@@ -177,8 +196,8 @@ def factor_too_small(case: Examination, row: Mistake) -> Facts | None:
         return None
     ratio = served / trained
     rope = case.flat()
-    # a factor of 1, or one with a zero too few, is surely wrong; any other may be right, and a
-    # length wrong
+    # the factor itself is wrong if it is 1, has a zero too few, or stands beside the trained length
+    # of a published model with a scaling; otherwise a length may be wrong in its place
     tens = any(math.isclose(ratio, factor * 10**power) for power in (1, 2))
     # known: a published model of these sizes has a scaling; stated: one has this very factor
     known = any("scaling" in each for each in rows_of(case))
@@ -211,19 +230,21 @@ def put_factor(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def factor_too_large(case: Examination, row: Mistake) -> Facts | None:
-    """Find a factor of YaRN that reaches farther than the served length and the length in use; a
-    row with "far" in `names` is for lengths that say another factor, any other row for the rest.
+    """Find a factor of YaRN that reaches farther than the served length and the length in use. A
+    row with "far" in `names`, a warning, is for lengths that tell another factor; any other row, a
+    note, for the rest, where the factor may have been chosen larger than needed.
     """
     trained, served, factor = case.trained, case.served, case.factor
     if case.rope_type != "yarn" or not trained or not served or not factor:
         return None
-    # equal lengths: the served length was left as it was, which engines multiply themselves
+    # the served length was left at the trained one, which engines multiply by the factor themselves
     if served == trained:
         return None
     served = max(served, case.length or 0)
     if trained * factor <= served * (1 + SAME_LENGTH):
         return None
-    # "far": lengths in the ratio of a whole number, at most half the factor, that no release has
+    # far: the lengths tell another factor, since their ratio is a whole number of at most half the
+    # factor, and no release has this length or a scaling
     ratio = served / trained
     far = ratio >= 2 and ratio.is_integer() and factor >= 2 * ratio
     rows = rows_of_any_length(case)
@@ -243,11 +264,12 @@ def factor_too_large(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def trained_length_is_served(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling whose trained length is the served one, unless the model was published with
-    that trained length; `keys` has the scalings.
+    that trained length: the longer length may have been written for both. `keys` has the scalings.
     """
-    trained, factor = case.trained, case.factor or 1.0
+    trained, factor = case.trained, case.factor or 1.0  # LongRoPE needs no factor
     if case.rope_type not in row.keys or not trained or trained != case.served:
         return None
+    # YaRN with a factor of 1 scales nothing
     if (factor <= 1 and case.rope_type == "yarn") or published_trained_length(case) == trained:
         return None
     return {"key": TRAINED_LENGTH_KEY, "value": trained, "factor": factor}
@@ -270,21 +292,24 @@ def alpha_missing(case: Examination, row: Mistake) -> Facts | None:
     facts = {"key": at(place, "alpha"), "value": None, "factor": case.factor}
     facts |= {"model": case.model_type}
     facts |= {"new": min(alphas, default=None), "holder": rope, "name": "alpha"}
-    return {**facts, "fixable": len(alphas) == 1}
+    return {**facts, "fixable": len(alphas) == 1}  # one alpha is published
 
 
 @finder
 def served_beyond_scaling(case: Examination, row: Mistake) -> Facts | None:
-    """Find a length in use that the scaling does not cover."""
+    """Find a length in use that the scaling does not cover. The repair raises the factor of YaRN or
+    linear, which follows from the lengths; that of other scalings does not.
+    """
     reach = covered(case)
     if case.length is None or reach is None or case.rope_type == "default":
         return None
+    # dynamic has no end: theta grows with the sequence
     if case.rope_type == "dynamic" or case.length <= reach * (1 + SAME_LENGTH):
         return None
     trained, rope = case.trained, case.flat()
     known, kind = published_trained_length(case), case.rope_type
     trained = known if kind == "linear" and trained is None else trained
-    # a published trained length that is another must be written first
+    # a published trained length that differs from the config's must be written first
     can = kind in STATIC and trained is not None and known in (None, trained)
     can = can and case.factor is not None
     return {
@@ -295,6 +320,7 @@ def served_beyond_scaling(case: Examination, row: Mistake) -> Facts | None:
         "type": case.rope_type,
         "trained": trained,
         "fixable": can and rope is not None,
+        # keys that the repair changes with the factor
         "follows": ("attention_factor", *keys.LENGTH_KEYS),
         "holder": rope,
         "new": case.length / trained if trained else None,
@@ -302,7 +328,7 @@ def served_beyond_scaling(case: Examination, row: Mistake) -> Facts | None:
 
 
 def magnitude(factor: float) -> float:
-    """Return the magnitude that YaRN has for a factor."""
+    """Return the magnitude, by which cos and sin are multiplied, that YaRN has for a factor."""
     return 0.1 * math.log(factor) + 1.0
 
 
@@ -312,6 +338,7 @@ def raise_factor(case: Examination, row: Mistake, facts: Facts) -> None:
     config's served length is the trained one, which engines multiply by the factor.
     """
     rope = facts["holder"]
+    # an attention_factor that states the formula's magnitude gets that of the new factor
     given = positive(rope.get("attention_factor"))
     if given is not None and math.isclose(given, magnitude(facts["value"]), rel_tol=1e-6):
         rope["attention_factor"] = magnitude(facts["new"])
@@ -325,12 +352,13 @@ def served_beyond_training(case: Examination, row: Mistake) -> Facts | None:
     """Find a length in use beyond the served length of a config without a scaling."""
     if case.length is None or case.served is None or case.length <= case.served:
         return None
-    # `reaches`: a repair has extended the rope already
+    # a repair may have extended the rope that far already, or there may be an unread scaling
     if case.rope_type != "default" or case.length <= case.reaches or not _readable(case):
         return None
     trained = published_trained_length(case) or case.served
     family, nested = case.family, any("." in place for place, _ in case.ropes())
-    # YaRN can be written for one rope that rotates whole heads, in a family that reads YaRN
+    # can, plain: YaRN can be written for one rope that rotates whole heads, in a family that reads
+    # "yarn" as YaRN, which another name in `renamed` or a code without scalings does not
     can = family.known and not (family.only_default or family.layer_thetas or nested)
     can = can and "yarn" not in family.renamed and not _is_fixed(case)
     # a theta of another release may be the mistake, and not the length
@@ -351,6 +379,7 @@ def served_beyond_training(case: Examination, row: Mistake) -> Facts | None:
 
 def _is_fixed(case: Examination) -> bool:
     """Return whether the code of this family reads no scaling."""
+    # the row that reports a scaling in such a family lists them all
     fixed = (row.names for row in mistakes() if row.find == "rope_of_fixed_family")
     return any(case.model_type in names for names in fixed)
 
@@ -358,7 +387,7 @@ def _is_fixed(case: Examination) -> bool:
 @finder
 def served_length_raised(case: Examination, row: Mistake) -> Facts | None:
     """Find a served length beyond all that a model was published with, with its theta and without a
-    scaling.
+    scaling. The repair writes YaRN for the length in use, if that is beyond them too.
     """
     trained, served = published_trained_length(case), case.served
     theta = theta_of(case)
@@ -369,7 +398,7 @@ def served_length_raised(case: Examination, row: Mistake) -> Facts | None:
         or not trained
         or not served
         or case.rope_type != "default"
-        or case.reaches
+        or case.reaches  # a repair has extended the rope already
     ):
         return None
     # a model that was published with a scaling says less of a config without one
@@ -385,6 +414,7 @@ def served_length_raised(case: Examination, row: Mistake) -> Facts | None:
         return None
     length = case.length or 0
     family = case.family
+    # the family reads "yarn" as YaRN, and has one rope for all layers
     can = family.known and not (
         family.only_default or family.layer_thetas or "yarn" in family.renamed
     )
@@ -411,7 +441,7 @@ def add_yarn(case: Examination, row: Mistake, facts: Facts) -> None:
         rope = v5
     elif isinstance(v4, dict):
         rope = v4
-    rope.pop("type", None)
+    rope.pop("type", None)  # the older name of rope_type may name another scaling
     rope.update(yarn)
     if rope is not v5:
         case.text["rope_scaling"] = rope
@@ -419,9 +449,11 @@ def add_yarn(case: Examination, row: Mistake, facts: Facts) -> None:
 
 
 def _readable(case: Examination) -> bool:
-    """Return whether every rope object with keys of a scaling names it; if one does not, or is
-    called default, the config may have a scaling that is not read.
+    """Return whether every rope object with keys of a scaling names it. If one does not, or is
+    called default beside a factor, a scaling may have been meant that is not read, and a length in
+    the config may be what it was to reach.
     """
+    # keys that ropes without a scaling have too
     free = {*keys.COMMON_KEYS, *keys.AXIS_KEYS, *keys.OTHER_KEYS}
     for _, rope in case.ropes():
         # a factor of 1 scales nothing
@@ -434,8 +466,9 @@ def _readable(case: Examination) -> bool:
 
 @finder
 def served_length_lowered(case: Examination, row: Mistake) -> Facts | None:
-    """Find a length in use beyond the served one, which is below what the model was published with;
-    a row with scalings in `keys` is for a served length that is the trained one.
+    """Find a length in use beyond the served one, where the published model with the same rope
+    serves that length. A row with scalings in `keys` is for a served length that is the trained
+    length of such a scaling and below the published one, whatever the length in use.
     """
     native, served = native_length(case), case.served
     if native is None or served is None:
@@ -458,9 +491,10 @@ def served_length_lowered(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def dynamic_length_raised(case: Examination, row: Mistake) -> Facts | None:
-    """Find dynamic NTK whose max_position_embeddings, from which its theta grows, is the longer
+    """Find dynamic NTK whose max_position_embeddings, beyond which its theta grows, is the longer
     length and not the trained one.
     """
+    # the code of dynamic reads this key alone, so no other name of the served length counts
     served, known = whole(case.text.get(SERVED_LENGTH_KEY)), published_trained_length(case)
     rows, theta = rows_of(case), theta_of(case)
     own = [each for each in rows if theta in each["theta"]]
@@ -471,6 +505,7 @@ def dynamic_length_raised(case: Examination, row: Mistake) -> Facts | None:
         return None
     if served <= trained or known not in (None, trained):
         return None
+    # a release with this theta has another scaling, or serves this length: it may be published so
     kinds = {each.get("scaling", {}).get("rope_type", "dynamic") for each in own} - {"dynamic"}
     if kinds or any(served in each["lengths"] for each in own):
         return None
@@ -492,6 +527,7 @@ def serve(case: Examination, before: dict) -> Facts | None:
     reach, served, length = covered(case), case.served, case.length
     if case.rope_type != "yarn" or not reach or not served or length is None:
         return None
+    # ropes that no repair has changed: their YaRN is the author's own, with its served length
     unrepaired = Examination(copy.deepcopy(before))
     same = [rope for _, rope in unrepaired.ropes()] == [rope for _, rope in case.ropes()]
     if same and unrepaired.rope_type == case.rope_type:
@@ -523,7 +559,8 @@ def short_under_yarn(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def dynamic_without_length(case: Examination, row: Mistake) -> Facts | None:
-    """Find dynamic NTK without max_position_embeddings, the length from which its theta grows."""
+    """Find dynamic NTK without max_position_embeddings, the length beyond which its theta grows."""
+    # with alpha, theta does not depend on the length; some families read no scaling at all
     if case.rope_type != "dynamic" or case.get("alpha") is not None or _is_fixed(case):
         return None
     if case.text.get(SERVED_LENGTH_KEY) is not None:
@@ -541,7 +578,9 @@ def dynamic_without_length(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def factor_missing(case: Examination, row: Mistake) -> Facts | None:
-    """Find a scaling without its factor; `keys` has the scalings."""
+    """Find a scaling without its factor; `keys` has the scalings. The factor to write is served
+    length / trained length, where the length in use, if it is given, counts as the served one.
+    """
     for place, rope in case.ropes():
         if read_type(case, rope) not in row.keys or rope.get("factor") is not None:
             continue
@@ -549,13 +588,17 @@ def factor_missing(case: Examination, row: Mistake) -> Facts | None:
             continue
         kind, served = type_of(rope), case.length or case.served
         trained = case.trained or published_trained_length(case)
+        # the length in use is to be reached from the config's own, if no other is known
         if case.length and kind != "llama3" and trained is None:
             trained = case.served
         ratio = served / trained if served and trained else None
-        # the ratio is what YaRN's code takes; Llama 3 has another factor than its ratio
+        # the ratio is what YaRN's code takes; Llama 3 has another factor than its ratio. With
+        # linear and dynamic the config's own length may be the trained one, so only the length in
+        # use tells how far to extend
         can = kind in ("yarn", "linear", "dynamic") and ratio is not None and ratio > 1
         can = can and (kind == "yarn" or case.length is not None)
-        # a published length that is no multiple was served without a scaling
+        # a published model may serve more than its trained length without a scaling (Qwen3: 40,960
+        # after 32,768): only a whole ratio tells a factor
         can = can and (
             case.length is not None or float(ratio or 0).is_integer() or not rows_of(case)
         )
@@ -588,7 +631,7 @@ def alpha_of_dynamic(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def alpha_unread(case: Examination, row: Mistake) -> Facts | None:
-    """Find alpha in place of the factor of the dynamic scaling, in a family that does not read it."""
+    """Find alpha in place of the factor of dynamic, in a family that does not read alpha."""
     if "alpha" in case.family.reads or case.rope_type != "dynamic" or not case.family.known:
         return None
     for place, rope in case.ropes():
@@ -599,7 +642,7 @@ def alpha_unread(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def attends_far_by_window(case: Examination, row: Mistake) -> Facts | None:
-    """Find a length in use beyond the sliding window, in a config whose layers all have the window."""
+    """Find a length in use beyond the sliding window, if all layers of the config have it."""
     window = positive(case.text.get("sliding_window"))
     if case.length is None or window is None or case.text.get("use_sliding_window") is False:
         return None

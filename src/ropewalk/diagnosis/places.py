@@ -1,10 +1,29 @@
 """Mistakes of place: keys inside, outside and beside the object that is read, and the forms of
-transformers 4 and 5: `rope_scaling` (v4) beside a theta in the config itself, and `rope_parameters`
-(v5), one object with all keys of the rope or one such object for each layer type.
+transformers 4 and 5.
 
 A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
-reported, and most repairs write `new` at `holder[name]`; none is made if `fixable` is False. `row`
-is the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks for.
+reported, other facts are for the texts of its row and for its repair. The repair `put` writes `new`
+at `holder[name]`, `rename` renames the key `name` of `holder` to `new`, `remove` deletes the key;
+other repairs stand below their finder. `fixable` is False where two values contradict each other
+or the config leaves open what was meant: the mistake is then only reported. Of several rows of
+mistakes.toml about similar mistakes one is to report each, so a finder returns None for what
+another row says better.
+
+Words of this module:
+  row      the row of mistakes.toml that names the finder, with the `keys` or `names` that it looks
+           for; `rows_of` gives other rows, the published models of the config's sizes
+  v4, v5   the forms of transformers 4 and 5: `rope_scaling` with theta and fraction in the config
+           itself, and `rope_parameters`, one object with all keys of the rope or one such object
+           for each layer type; as values, these two objects
+  outside  in the config itself (of its text part), and not inside one of these objects
+  layers   {layer type: its rope} of an object that has one for each; {}: it is one rope for all
+  flat     with one rope for all layers; `case.flat()` is that rope, None if there is not just one
+  layer_thetas  of a family: {layer type: the key of its theta outside, its default, and whether
+           this layer type is `scaled`}; {}: all layers have one rope
+  renamed  of a family: {standard key: the only name outside a rope that its code reads}
+  holder   the dict that has the key: a rope, or the config itself
+  place    the path of that dict, "" for the config itself; `at(place, key)` is the path of a key
+  known    thetas or the trained length of the published models of these sizes
 """
 
 from __future__ import annotations
@@ -66,13 +85,14 @@ def as_v4(text: dict[str, Any]) -> None:
         if facts is not None and facts.key is not None and rope.get(THETA) is not None:
             text[facts.key] = rope[THETA]
     rope = dict(v5)
-    if layers:
+    if layers:  # the thetas are written above; of the scaled ropes the first is kept
         scaled = [dict(rope) for rope in layers.values() if not _is_default(rope)]
         rope = {key: value for key, value in (scaled or [{}])[0].items() if key != THETA}
     for key in (THETA, FRACTION):
         if rope.get(key) is not None:
             text[family.renamed.get(key, key)] = rope.pop(key)
     rope = {key: value for key, value in rope.items() if value is not None}
+    # a rope that says no more than "default" needs no object
     text["rope_scaling"] = None if rope.keys() <= {"rope_type"} and _is_default(rope) else rope
 
 
@@ -105,7 +125,9 @@ def _without(case: Examination, key: str) -> dict[str, Any]:
 
 
 def _reaches_served(case: Examination, keep: str) -> bool:
-    """Return whether the scaling of one of the two rope objects reaches the served length exactly."""
+    """Return whether the scaling of the rope object at the key `keep` reaches the served length
+    exactly.
+    """
     rope = case.text[keep]
     factor, trained = positive(rope.get("factor")), positive(rope.get(TRAINED_LENGTH_KEY))
     return factor is not None and trained is not None and factor * trained == case.served
@@ -119,6 +141,7 @@ def both_objects(case: Examination, row: Mistake) -> Facts | None:
     v5, v4 = _objects(case)
     if v5 is None or v4 is None:
         return None
+    # the specs that v5 alone and v4 alone give; None: it cannot be read
     new, old = specs_of(_without(case, "rope_scaling")), specs_of(_without(case, "rope_parameters"))
     agree = new is not None and new == old
     if agree != ("agree" in row.names):
@@ -126,7 +149,8 @@ def both_objects(case: Examination, row: Mistake) -> Facts | None:
     facts = {"key": "rope_scaling", "value": type_of(v4), "other": type_of(v5) or "default"}
     if agree:
         return facts
-    # `new` and `old` are the specs that each object alone gives; keep one that can be read
+    # keep one that can be read; of two such, the only one that reaches the served length, or else
+    # rope_scaling, which transformers takes where both are given
     keep = "rope_scaling" if old is not None else "rope_parameters"
     fits = [key for key in OBJECT_KEYS if _reaches_served(case, key)]
     if old is not None and new is not None and len(fits) == 1:
@@ -149,14 +173,17 @@ def keep_one_object(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def keys_with_dots(case: Examination, row: Mistake) -> Facts | None:
-    """Find keys such as "rope_scaling.factor": the path of a key, written as its name."""
+    """Find keys such as "rope_scaling.factor": the path of a key, written as its name. The repair
+    writes the one object that they describe.
+    """
     found = [key for key in case.text if key.partition(".")[0] in OBJECT_KEYS and "." in key]
     if not found:
         return None
     name = found[0].partition(".")[0]
     given = case.text.get(name)
     own = given if isinstance(given, dict) else {}
-    # "rope_parameters.full_attention.factor" has a layer type between the two
+    # {key in the object: its value} of all that were found; "full_attention.factor" is no such key,
+    # but that of a layer type, which is not repaired
     inside = {key.removeprefix(f"{name}."): case.text[key] for key in found}
     # one object holds all of them, and no key gets a second value
     fits = not any("." in key for key in inside) and (given is None or own is given)
@@ -184,14 +211,17 @@ def _is_scaling(value: Any) -> bool:
 @finder
 def object_elsewhere(case: Examination, row: Mistake) -> Facts | None:
     """Find a rope object under another key, or inside an object that is no model of its own, in a
-    config without a rope object.
+    config without a rope object. A class that is not known may read it there; a GGUF file has no
+    such keys.
     """
     if not case.family.known or case.metadata is not None or any(_objects(case)):
         return None
+    # an object with one of these keys is the config of another model, such as a vision tower
     sizes = {"model_type", *keys.HIDDEN_SIZE_KEYS}
     for key, value in case.text.items():
         if not isinstance(value, dict) or key in OBJECT_KEYS or sizes & value.keys():
             continue
+        # the key of the rope object inside `value`; None: `value` itself may be one
         inner = next((k for k in OBJECT_KEYS if _is_scaling(value.get(k))), None)
         if inner is None and not _is_scaling(value):
             continue
@@ -220,7 +250,9 @@ def move_object(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def theta_twice(case: Examination, row: Mistake) -> Facts | None:
-    """Find a theta outside the rope that differs from the one inside."""
+    """Find a theta outside the rope that differs from the one inside. Both become the one that was
+    meant, if the published theta or the default tells which.
+    """
     rope = case.flat()
     inside = positive(rope.get(THETA)) if rope else None
     name = case.family.renamed.get(THETA, THETA)
@@ -271,12 +303,13 @@ def theta_in_v4(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def theta_missing(case: Examination, row: Mistake) -> Facts | None:
-    """Find `rope_parameters` without theta, which transformers 5 always writes."""
+    """Find a flat `rope_parameters` without theta, which transformers 5 always writes."""
     v5, v4 = _objects(case)
+    # `both_objects` is about two objects; layer types have thetas of their own
     if v5 is None or v4 is not None or layers_of(v5) or case.family.layer_thetas:
         return None
     names = (*keys.THETA_KEYS, keys.LAYER_THETA_KEY)
-    if any(case.get(key) is not None for key in names) or THETA in v5:
+    if any(case.get(key) is not None for key in names) or THETA in v5:  # null: see `theta_null`
         return None
     known = published_theta(case)
     new = next(iter(known)) if len(known) == 1 else None
@@ -295,11 +328,13 @@ def theta_missing(case: Examination, row: Mistake) -> Facts | None:
 def theta_not_given(case: Examination, row: Mistake) -> Facts | None:
     """Find a long served length where neither the config nor its class gives a theta for it."""
     default, served = case.family.default(THETA), case.served
+    # a scaling may reach that length, and for published models the theta is known (`theta_lost`)
     if case.rope_type != "default" or any(_objects(case)) or published_theta(case):
         return None
+    # layers without a rope may carry the length; a class with another default has one for it
     if case.family.layer_thetas or case.family.unrotated or default != LOST_THETA:
         return None
-    if not case.family.known:
+    if not case.family.known:  # its own code may have another default
         return None
     if isinstance(case.text.get("attn_config"), dict):  # DBRX has its theta in there
         return None
@@ -316,6 +351,7 @@ def llama3_without_theta(case: Examination, row: Mistake) -> Facts | None:
         return None
     for place, rope in case.ropes():
         if type_of(rope) == "llama3":
+            # transformers 5 reads theta inside `rope_parameters`, transformers 4 outside
             holder = rope if place == "rope_parameters" else case.text
             return {"key": THETA, "value": None, "new": 500_000.0, "holder": holder, "name": THETA}
     return None
@@ -323,9 +359,9 @@ def llama3_without_theta(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def release_differs(case: Examination, row: Mistake) -> Facts | None:
-    """Find keys of transformers 5 in a file of transformers 4, or the reverse; `keys` has the major
-    number of the release that wrote the file, and `names` the model types that came with
-    transformers 5.
+    """Find keys of transformers 5 in a file that transformers 4 wrote, or the reverse. The only one
+    of `keys` is the major number of the release that wrote the file, "4" or "5"; `names` has the
+    model types that came with transformers 5.
     """
     version = case.root.get("transformers_version")  # of the release that wrote the file
     if not isinstance(version, str) or version.split(".")[0] != row.keys[0]:
@@ -333,7 +369,7 @@ def release_differs(case: Examination, row: Mistake) -> Facts | None:
     v5, v4 = _objects(case)
     if row.keys[0] == "4":
         flat = v5 is not None and not layers_of(v5)
-        if v5 is None or v4 is not None:
+        if v5 is None or v4 is not None:  # transformers 4 reads v4, if it is there
             return None
         names = {key: case.family.renamed.get(key, key) for key in (THETA, FRACTION)}
         if flat and any(case.text.get(n) not in (None, v5.get(k)) for k, n in names.items()):
@@ -341,6 +377,7 @@ def release_differs(case: Examination, row: Mistake) -> Facts | None:
         # transformers 4 has no class of the family, and no code comes with the file
         if case.model_type in row.names and "auto_map" not in case.root:
             return None
+        # not every rope by layer type can be written for transformers 4
         return {"key": "rope_parameters", "value": version, "fixable": flat}
     if v5 is not None or (v4 is None and case.text.get(THETA) is None):
         return None
@@ -359,11 +396,14 @@ def nested_in_flat(case: Examination, row: Mistake) -> Facts | None:
     v5 = _objects(case)[0]
     layers = layers_of(v5 or {})
     family = case.family
+    # some families that need a rope object (`rope_required`) have a rope for each layer type in it
     if not layers or not family.known or family.layer_thetas or family.rope_required:
         return None
+    # a model whose layers are of several types may have several ropes all the same
     if case.text.get("layer_types") or family.unrotated:
         return None
     ropes = list(layers.values())
+    # fixable if all ropes are the same and the keys beside them contradict none
     beside = {key: value for key, value in (v5 or {}).items() if key not in layers}
     same = all(rope == ropes[0] for rope in ropes)
     same = same and all(ropes[0].get(key) in (None, beside[key]) for key in beside)
@@ -380,7 +420,9 @@ def nested_in_flat(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def flat_in_nested(case: Examination, row: Mistake) -> Facts | None:
-    """Find one rope for all layers in a family whose layer types have ropes of their own."""
+    """Find one rope for all layers in a family whose layer types have ropes of their own. The
+    repair writes it for the layer types that are scaled, and the plain rope for the others.
+    """
     v5, v4 = _objects(case)
     thetas = case.family.layer_thetas
     if v5 is None or v4 is not None or layers_of(v5) or not thetas:
@@ -389,7 +431,7 @@ def flat_in_nested(case: Examination, row: Mistake) -> Facts | None:
     if v5.keys() <= set(case.text.get("layer_types") or ()):
         return None
     new = {}
-    for index, (name, facts) in enumerate(thetas.items()):
+    for index, (name, facts) in enumerate(thetas.items()):  # the facts of the family
         rope = copy.deepcopy(v5) if facts.scaled else {"rope_type": "default"}
         theta = case.text.get(facts.key) if facts.key else None
         # the theta of the one rope goes to the first layer type of the family, full attention
@@ -408,7 +450,9 @@ def flat_in_nested(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def layers_in_v4(case: Examination, row: Mistake) -> Facts | None:
-    """Find ropes by layer type in `rope_scaling`, which has one for all layers."""
+    """Find ropes by layer type in `rope_scaling`, which is one rope for all layers; the repair
+    renames it `rope_parameters`.
+    """
     v5, v4 = _objects(case)
     layers = layers_of(v4 or {})
     if v5 is not None or not layers or not layers.keys() <= set(_layer_types(case)):
@@ -419,7 +463,9 @@ def layers_in_v4(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def theta_by_layer_type(case: Examination, row: Mistake) -> Facts | None:
-    """Find an object of thetas by layer type in place of theta."""
+    """Find an object of thetas by layer type in place of theta. It can be repaired if each of these
+    layer types has a key for its theta.
+    """
     given, thetas = case.text.get(THETA), case.family.layer_thetas
     if not isinstance(given, dict) or not given or not given.keys() <= thetas.keys():
         return None
@@ -440,8 +486,8 @@ def put_layer_thetas(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def type_of_another_family(case: Examination, row: Mistake) -> Facts | None:
-    """Find an older name of a rope_type that only the classes in `keys` know; `names` has
-    {such a name: the name that all classes know}.
+    """Find an older name of a rope_type that only the model types in `keys` know; `names` has
+    {such a name: the name that all model types know}.
     """
     family = str(case.model_type)
     if not case.family.known or case.metadata is not None or family in row.keys:
@@ -450,7 +496,7 @@ def type_of_another_family(case: Examination, row: Mistake) -> Facts | None:
         for key in ("rope_type", "type"):
             name = rope.get(key)
             if name == "mrope" and case.family.axis_order is None:
-                continue  # there are no axes at all
+                continue  # there are no axes at all: `sections_in_text_model` is about it
             if isinstance(name, str) and name in row.names:
                 where, new = f"{place}.{key}", row.names[name]
                 facts = {"key": where, "value": name, "new": new, "model": family}
@@ -460,13 +506,14 @@ def type_of_another_family(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def layer_rope_absent(case: Examination, row: Mistake) -> Facts | None:
-    """Find ropes by layer type that lack a type of the model, in a family whose code has no theta
-    for it; `names` has {model type.layer type: its rope in every published model}.
+    """Find ropes by layer type that lack a type of the model, in a family whose code raises an
+    error then; `names` has {model type.layer type: its rope in every published model, as JSON}.
     """
     layers = layers_of(_objects(case)[0] or {})
     types = _layer_types(case) or tuple(
         name.split(".")[1] for name in row.names if name.split(".")[0] == case.model_type
     )
+    # if no layer type is known, all may be misspelled
     if not layers or not case.family.rope_required or not layers.keys() & set(types):
         return None
     for name in types:
@@ -501,8 +548,10 @@ def beside_layers(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def outside_text_part(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rotary key in the config of the whole model, where only that of its text part is read."""
-    if case.text is case.root:
+    """Find a rotary key, or a rope object, in the config of the whole model, where only that of its
+    text part is read, which does not have it; `keys` has the keys.
+    """
+    if case.text is case.root:  # the config has no text part
         return None
     for key in OBJECT_KEYS:
         value = case.root.get(key)
@@ -510,7 +559,7 @@ def outside_text_part(case: Examination, row: Mistake) -> Facts | None:
             return {"key": key, "value": type_of(value), "name": key}
     for key in row.keys:
         value = case.root.get(key)
-        usual = (None, case.family.default(key))
+        usual = (None, case.family.default(key))  # the text model takes the default anyway
         if case.get(key) is None and value not in usual and positive(value) is not None:
             return {"key": key, "value": value, "name": key}
     return None
@@ -524,7 +573,9 @@ def move_to_text_part(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def scaling_beside_text_part(case: Examination, row: Mistake) -> Facts | None:
-    """Find a scaling in the config of the whole model that the rope of its text part does not have."""
+    """Find a scaling in the config of the whole model, beside its text part, that the rope of the
+    text part does not have.
+    """
     if case.text is case.root or not any(_objects(case)):
         return None
     rope = case.flat()
@@ -532,16 +583,17 @@ def scaling_beside_text_part(case: Examination, row: Mistake) -> Facts | None:
         outer = case.root.get(key)
         if not isinstance(outer, dict) or read_type(case, outer) in (None, "default"):
             continue
+        # fits: no key has two values; same: both ropes have one rope_type
         values = {k: v for k, v in outer.items() if k not in TYPE_KEYS and v is not None}
         inner = {k: v for k, v in (rope or {}).items() if k not in TYPE_KEYS}
         fits = all(inner.get(k) in (None, v) for k, v in values.items())
         kind = "a rope for each layer type" if rope is None else type_of(rope) or "default"
         same = rope is not None and read_type(case, rope) == read_type(case, outer)
         if same and fits and values.keys() - {THETA} <= inner.keys():
-            continue
+            continue  # the text part has the scaling too
         facts = {"key": key, "value": type_of(outer), "inside": kind, "rope": rope, "name": key}
-        # they can be merged if only one of the two is a scaling or both are the same, and no key
-        # has two values: the sections and the theta of the text part stay
+        # the two ropes can be merged if no key has two values, and both have one rope_type or that
+        # of the text part is no scaling: the sections and the theta of the text part stay
         fixable = fits and rope is not None and (same or _is_default(rope) or kind == "mrope")
         types = {k: outer[k] for k in TYPE_KEYS if outer.get(k) is not None}
         return {**facts, "new": {**types, **inner, **values}, "fixable": fixable}
@@ -558,7 +610,10 @@ def merge_into_text_part(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def text_part_without_model(case: Examination, row: Mistake) -> Facts | None:
-    """Find a text part without sizes in a config that has them itself: it is a text model."""
+    """Find a text part without sizes in a config that has them itself: it is a text model, whose
+    code reads no such part.
+    """
+    # the key of the text part; None: the text part is inside another one, or there is none
     part = next((key for key in TEXT_PARTS if case.root.get(key) is case.text), None)
     sizes = (*keys.HIDDEN_SIZE_KEYS, *keys.HEAD_COUNT_KEYS, "model_type")
     if part is None or any(case.text.get(key) is not None for key in sizes):
@@ -570,6 +625,7 @@ def text_part_without_model(case: Examination, row: Mistake) -> Facts | None:
         "key": part,
         "value": ", ".join(case.text),
         "model": case.root.get("model_type"),
+        # its keys can move into the config itself if none of them is there
         "fixable": known and all(case.root.get(key) is None for key in case.text),
     }
 
@@ -583,20 +639,24 @@ def empty_text_part(case: Examination, row: Mistake, facts: Facts) -> None:
 @finder
 def scaling_outside(case: Examination, row: Mistake) -> Facts | None:
     """Find the keys of a scaling in the config itself and not in its rope object."""
-    rope = case.flat()
+    rope = case.flat() or None  # an empty object has no scaling
+    # two objects, or ropes by layer type: which one the keys belong to is not known
     if rope is None and any(_objects(case)):
         return None
+    # without a rope object the type is outside too
     kind = type_of(case.text if rope is None else rope)
     if not isinstance(kind, str) or kind not in keys.rope_types() or kind == "default":
         return None
     # the keys of this scaling, but for lengths, which configs have outside, and those it has inside
     own = {*keys.keys_of(keys.rope_types()[kind]), *(() if rope else ("rope_type", "type"))}
-    own |= {"alpha"} & {*case.family.reads}
+    own |= {"alpha"} & {*case.family.reads}  # only in families that read it
     own -= {*keys.LENGTH_KEYS, TRAINED_LENGTH_KEY, *(rope or ())}
     given = [key for key, value in case.text.items() if key in own and value is not None]
-    if len(given) < (2 if rope is None else 1):  # without a rope one of them is the type
+    # without a rope object one of them is the type, which alone describes no scaling
+    if len(given) < (2 if rope is None else 1):
         return None
-    # with them moves the trained length, if this scaling reads it in the rope
+    # with them moves the trained length, if this scaling has it, the rope lacks it, and the family
+    # does not read it outside first
     inner = TRAINED_LENGTH_KEY in keys.keys_of(keys.rope_types()[kind])
     absent = rope is None or rope.get(TRAINED_LENGTH_KEY) is None
     if absent and inner and TRAINED_LENGTH_KEY not in case.family.defaults:
@@ -626,7 +686,9 @@ def _layer_types(case: Examination) -> tuple[str, ...]:
 
 @finder
 def layer_type_misspelled(case: Examination, row: Mistake) -> Facts | None:
-    """Find the rope of a layer type that the model does not have, near one that has no rope."""
+    """Find the rope of a layer type that the model does not have, whose name is near that of one
+    that has no rope; `names` has {other name: the layer type that it means}.
+    """
     v5 = _objects(case)[0] or {}
     types, layers = _layer_types(case), layers_of(v5)
     for name in layers:
@@ -644,7 +706,7 @@ def layer_type_absent(case: Examination, row: Mistake) -> Facts | None:
     v5 = _objects(case)[0] or {}
     thetas = case.family.layer_thetas
     names = layers_of(v5).keys()
-    # no known layer type, or one that may be another misspelled
+    # no layer type is known, or one is not, which may be the absent one misspelled
     if not names & thetas.keys() or names - thetas.keys() - set(_layer_types(case)):
         return None
     for name in thetas:
@@ -666,6 +728,7 @@ def layer_scaling_swapped(case: Examination, row: Mistake) -> Facts | None:
     plain = [name for name in layers if name in thetas and not thetas[name].scaled]
     if len(scaled) != 1 or len(plain) != 1:
         return None
+    # the rope that should have the scaling, and the one that should have none
     right, wrong = layers[scaled[0]], layers[plain[0]]
     if not _is_default(right) or _is_default(wrong):
         return None
@@ -678,6 +741,7 @@ def layer_scaling_extra(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling at a layer type that is unscaled in this family, beside that of the layer type
     that is scaled: the same one, or any in a model of a published size and length.
     """
+    # without a published model, another scaling at each layer type may be meant
     published = any(case.served in each["lengths"] for each in rows_of(case))
     layers, thetas = layers_of(_objects(case)[0] or {}), case.family.layer_thetas
     scaled = [n for n in layers if n in thetas and thetas[n].scaled and not _is_default(layers[n])]
@@ -702,6 +766,7 @@ def full_not_proportional(case: Examination, row: Mistake) -> Facts | None:
     if case.model_type not in row.names or rope is None:
         return None
     facts = {"model": case.model_type, "holder": rope, "place": "rope_parameters.full_attention"}
+    # the rope_type or, beside the right one, the fraction was lost
     if type_of(rope) == "default":
         facts |= {"name": "rope_type", "value": "default", "new": "proportional"}
     elif type_of(rope) == "proportional" and rope.get(FRACTION) is None:
@@ -713,8 +778,8 @@ def full_not_proportional(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def vision_theta(case: Examination, row: Mistake) -> Facts | None:
-    """Find another theta in the vision tower than every model with it has; `names` has the towers
-    and their thetas.
+    """Find another theta in the vision tower, the model that encodes images, than every model with
+    this tower has; `names` has {model type of a tower: its theta}.
     """
     tower = case.root.get("vision_config")
     if (
@@ -722,7 +787,7 @@ def vision_theta(case: Examination, row: Mistake) -> Facts | None:
         or (usual := row.names.get(str(tower.get("model_type")))) is None
     ):
         return None
-    for place in ("rope_parameters", ""):
+    for place in ("rope_parameters", ""):  # "": in the config of the tower itself
         holder = tower.get(place) if place else tower
         value = positive(holder.get(THETA)) if isinstance(holder, dict) else None
         if value not in (None, float(usual)):
@@ -745,7 +810,7 @@ def swap_layer_scalings(case: Examination, row: Mistake, facts: Facts) -> None:
 @finder
 def layer_thetas_swapped(case: Examination, row: Mistake) -> Facts | None:
     """Find full attention with a smaller theta than sliding attention, which looks less far; `keys`
-    has the names of these two layer types.
+    has the names of these two layer types in this order.
     """
     v5 = layers_of(_objects(case)[0] or {})
     places = []
@@ -788,7 +853,8 @@ def fraction_unread(case: Examination, row: Mistake) -> Facts | None:
     "scaled" for configs with a scaling and "plain" for those without.
     """
     family = case.family
-    # latent attention has a width of its own, which a scaling would multiply by the fraction
+    # latent attention has a width of its own, which an unscaled rope takes as it is; a scaled one
+    # multiplies it by the fraction
     own_width = family.latent and case.rope_type == "default"
     if not family.known or family.reads_partial or own_width:
         return None
@@ -802,7 +868,8 @@ def fraction_unread(case: Examination, row: Mistake) -> Facts | None:
             value = positive(holder.get(key))
             if value is not None and value < 1 and not _of_latent_head(case, value):
                 # with a scaling the model does not run; without one the weights may have been
-                # trained with a part of the head, unless a published model of these sizes was not
+                # trained with a part of the head, unless a published model of these sizes was not:
+                # {None}, since rows of models that rotate whole heads have no "rotated"
                 widths = {each.get("rotated") for each in rows_of(case)}
                 return {
                     "key": at(place, key),
@@ -822,9 +889,11 @@ def width_contradicts(case: Examination, row: Mistake) -> Facts | None:
     fraction = positive(case.get(FRACTION)) or positive(case.text.get("rotary_pct"))
     if "rotary_dim" not in case.family.reads or not width or not fraction or not head:
         return None
-    if int(head * fraction) != width and fraction <= 1:
+    if int(head * fraction) != width and fraction <= 1:  # above 1: see `fraction_too_large`
+        # the published widths
         rotated = {each.get("rotated") for each in rows_of(case)}
-        # {published width: what to write}: the fraction for that of rotary_dim, or the reverse
+        # {published width: what to write}: if that of rotary_dim was published, the fraction that
+        # gives it; if that of the fraction was, it as rotary_dim
         new = {width: width / head, int(head * fraction): int(head * fraction)}
         new = new[rotated.pop()] if len(rotated) == 1 and rotated <= new.keys() else None
         name = "rotary_dim" if isinstance(new, int) else FRACTION
@@ -846,14 +915,16 @@ def width_contradicts(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def trained_length_inside(case: Examination, row: Mistake) -> Facts | None:
-    """Find a trained length inside the rope in a family whose class has a default outside it."""
+    """Find a trained length inside the rope in a family whose class has a default outside it,
+    which comes before the one inside.
+    """
     default, rope = case.family.defaults.get(TRAINED_LENGTH_KEY), case.flat()
     inside = positive(rope.get(TRAINED_LENGTH_KEY)) if rope else None
     if default is None or inside in (None, default) or case.rope_type == "default":
         return None
-    if published_trained_length(case) not in (None, inside):
+    if published_trained_length(case) not in (None, inside):  # it is wrong, not only at its place
         return None
-    if case.text.get(TRAINED_LENGTH_KEY) is not None:
+    if case.text.get(TRAINED_LENGTH_KEY) is not None:  # `trained_length_twice` is about the two
         return None
     facts = {"key": TRAINED_LENGTH_KEY, "value": inside, "new": inside, "default": default}
     return {**facts, "holder": case.text, "name": TRAINED_LENGTH_KEY, "model": case.model_type}
@@ -862,7 +933,7 @@ def trained_length_inside(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def trained_length_outside(case: Examination, row: Mistake) -> Facts | None:
     """Find a trained length outside rope_scaling alone, in a family whose class has no default
-    there; `keys` has the scalings.
+    for it, so that some code looks for it inside; `keys` has the scalings.
     """
     rope, outside = case.text.get("rope_scaling"), whole(case.text.get(TRAINED_LENGTH_KEY))
     if not isinstance(rope, dict) or rope is not case.flat() or outside is None:
@@ -884,10 +955,11 @@ def two_fields(case: Examination, row: Mistake) -> Facts | None:
     if case.model_type not in row.names or not isinstance(rope, dict) or not rope:
         return None
     kind, more = type_of(rope), [key for key in rope if key not in row.keys]
-    if not more or not isinstance(kind, str):
+    if not more or not isinstance(kind, str):  # spelling.py is about a type that is no text
         return None
     facts = {"key": ", ".join(more), "value": kind, "model": case.model_type, "holder": rope}
-    # only a second name of the type can be removed and change nothing
+    # the first of `keys` is the type. Only its second name can be removed and change nothing, and
+    # the model's code has no scalings but these two
     rest = {"type": kind, **{key: rope[key] for key in row.keys[1:] if key in rope}}
     fixable = more == ["rope_type"] and rest.keys() == {*row.keys}
     facts |= {"holder": case.text, "name": "rope_scaling", "new": rest}
@@ -897,8 +969,8 @@ def two_fields(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def trained_length_twice(case: Examination, row: Mistake) -> Facts | None:
     """Find a trained length outside the rope, under a name in `keys`, that differs from the one
-    inside. A name other than the first counts only if its value times the factor is the served
-    length.
+    inside. A name other than the first, the standard one, may mean another length, so it counts
+    only if its value times the factor is the served length.
     """
     rope = case.flat()
     inside = positive(rope.get(TRAINED_LENGTH_KEY)) if rope else None
@@ -907,6 +979,7 @@ def trained_length_twice(case: Examination, row: Mistake) -> Facts | None:
     outside = positive(case.text.get(name))
     if rope is None or inside is None or outside is None or inside == outside:
         return None
+    # the right one, times the factor, is the served length, or else it is the published one
     fits = [each for each in (inside, outside) if factor and each * factor == served]
     known = published_trained_length(case)
     if name != row.keys[0] and (fits != [outside] or known is not None):
@@ -931,7 +1004,9 @@ def one_trained_length(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def theta_null(case: Examination, row: Mistake) -> Facts | None:
-    """Find a theta that is null, where the model's code does not allow it."""
+    """Find a theta that is null, where the model's code does not allow it. The theta to write is
+    another one that the config gives, or the published one.
+    """
     error = case.error()
     if error is None or error.field != THETA or error.value is not None:
         return None

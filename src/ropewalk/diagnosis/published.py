@@ -3,12 +3,37 @@
 Fine-tuned models keep their sizes and may have another theta or scaling, so a difference that may
 be meant is a note or a warning, and no error.
 
-The rows of published.json say, for each model, its sizes, `theta` (all that it was published with),
-`lengths` (max_position_embeddings), and where it has them its `scaling` and its `trained` length;
-releases are rows of the same sizes. A finder looks for one mistake and returns the facts about it,
-or None: `key` and `value` are reported, and most repairs write `new` at `holder[name]`; none is
-made if `fixable` is False. `row` is the row of mistakes.toml that names the finder, with the `keys`
-or `names` that it looks for.
+A finder looks for one mistake and returns the facts about it, or None: `key` and `value` are
+reported, other facts are for the texts of its row, and most repairs write `new` at `holder[name]`.
+`fixable` is False where the config and the published form leave open what was meant: the mistake is
+then only reported. Of several rows of mistakes.toml about similar mistakes one is to report each,
+so a finder returns None for what another row says better.
+
+Words of this module:
+  row       an argument `row` is the row of mistakes.toml that names the finder, with the `keys` or
+            `names` that it looks for; any other row is one of published.json, a published model
+  rows_of   the published models with the sizes of the config that fit its name and lengths best;
+            `rows_of_any_length`: all with its sizes
+  release   one of several published models of the same sizes
+  family    in a function, the published models of the config's model_type; `case.family` is what
+            the code of that type fixes
+  served, trained, length   the length that a config gives (max_position_embeddings), the one that
+            the model was trained with before any scaling, and `case.length`, the longest sequence
+            in use that the caller of `doctor` gave; in tokens
+  known     what is published for the model: its thetas, or where a length is sought its trained one
+
+A row of published.json has the sizes; `theta`, all thetas that the model was published with;
+`lengths`, its served lengths; and where it has them `scaling`, the published rope_scaling, and
+`trained`. Other keys, if a row has them:
+  local_theta       the theta of the layers with a sliding window
+  rotated           how many dimensions of a head rotate
+  keys              other keys that decide its rope, as its code reads them
+  lists             short_factor and long_factor, with `only_lists` if no release has others
+  extended          YaRN of releases that were trained on from this one
+  brief             its config leaves sizes, and may leave its length, to the model's class
+  only_named        it counts only if the config's _name_or_path names it
+  inside            it is the language model of a larger model
+  windowed          its sliding_window is not null
 """
 
 from __future__ import annotations
@@ -47,7 +72,7 @@ IDENTITY = {
 #: keys that tell models of the same sizes apart, if both the config and the row have them
 WIDTH = "intermediate_size"
 PARALLEL = "use_parallel_residual"
-#: keys whose default is what most models have: without them the formula of the scaling is used
+#: settings of a scaling that few models have: without them the formula of the scaling is used
 REMOVABLE = ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
 #: the default theta of most model classes, which a model gets if its config has lost its own
 LOST_THETA = 10_000.0
@@ -79,7 +104,8 @@ def _rows_with(case: Examination, names: tuple[str, ...]) -> list[dict[str, Any]
         name: next((text[key] for key in IDENTITY[name] if text.get(key) is not None), None)
         for name in names
     }
-    # a language model inside another model may have been trained anew
+    # a language model inside another model may have been trained anew, unless its own type, such as
+    # qwen2_vl_text, says that it belongs to that
     inside = text is not case.root and "text" not in str(case.model_type).split("_")
     if None in (sizes["hidden_size"], sizes["layers"]):
         return []
@@ -93,9 +119,10 @@ def _rows_with(case: Examination, names: tuple[str, ...]) -> list[dict[str, Any]
         and case.model_type in row["model_types"]
         and (not inside or row.get("inside"))
         and (not row.get("only_named") or _is_named(case, row))
+        # keys that the config does not have do not tell models apart
         and text.get("num_key_value_heads") in (None, row.get("kv_heads", row["heads"]))
         and row.get(PARALLEL, True) == text.get(PARALLEL, True)
-        # a width that the config or the row lacks does not tell them apart
+        # nor does a width that the row does not have
         and row.get(WIDTH, text.get(WIDTH)) in (None, text.get(WIDTH, row.get(WIDTH)))
     ]
 
@@ -148,7 +175,7 @@ def _trained(row: dict[str, Any]) -> int | None:
 
 
 def native_length(case: Examination) -> int | None:
-    """Return the longest length that a published model of these sizes has with the scaling and the
+    """Return the longest length for which a published model of these sizes has the scaling and the
     theta of a config; None if no such model is known.
     """
     rope, theta = case.flat() or {}, theta_of(case)
@@ -163,6 +190,7 @@ def native_length(case: Examination) -> int | None:
         kind = case.rope_type == scaling["rope_type"]
         if not same or not kind or theta not in row["theta"]:
             continue
+        # without a scaling a model may serve more than it was trained with, which needs YaRN
         length = max(row["lengths"]) if "scaling" in row else _trained(row)
         found += [length] if length is not None else []
     return max(found, default=None)
@@ -191,6 +219,7 @@ def published_default(case: Examination) -> bool:
     # a theta above that of another release may have been chosen for longer texts
     if theta is None or any(theta > max(row["theta"]) for row in rows_of_any_length(case)):
         return False
+    # `rows` is empty if the theta is not a published one
     return bool(rows) and all("scaling" not in row for row in rows)
 
 
@@ -204,9 +233,9 @@ def _at_length(case: Examination, row: dict[str, Any]) -> bool:
 def known_lists(
     case: Examination, key: str, values: Any, other: str = "", others: Any = None
 ) -> list[float] | None:
-    """Return the published list at a key of LongRoPE that `values` are, but for a few that are
-    missing; or, with the key `other`, the one that was published beside its list `others`. None:
-    not known.
+    """Return the published list of LongRoPE at `key`, short_factor or long_factor, that `values`
+    are, but for a few that are missing. With `other`, the other of the two keys: the published list
+    at `key` beside which `others` stand at `other`; `values` then do not count. None: not known.
     """
     for row in rows_of_any_length(case):
         for lists in row.get("lists", ()):
@@ -240,16 +269,17 @@ def published_trained_length(case: Examination) -> int | None:
 
 
 def published_start(case: Examination, factor: float, exact: float) -> int | None:
-    """Return the trained length that YaRN with this factor starts from, where releases of the sizes
-    and the theta of a config differ in it: that of a release that was published with this factor,
-    or that which is `exact`, the served length / factor. None if there is none, or more than one.
+    """Return the trained length from which YaRN with this factor starts, where releases with the
+    sizes and the theta of a config differ in their trained lengths: that of a release that was
+    published with this factor, or the one that equals `exact`, the served length / factor. None if
+    there is none, or more than one.
     """
     theta, found = theta_of(case) or case.get("rope_theta"), set()
     for row in rows_of_any_length(case):
         if theta in row["theta"]:
             yarns = [each for each in row.get("extended", ()) if each["factor"] == factor]
             starts = {each[TRAINED_LENGTH_KEY] for each in yarns}
-            # the served length may have been left as it was
+            # the served length is the one that YaRN reaches, or was left as it was without YaRN
             found |= {each for each in starts if exact == each or case.served in row["lengths"]}
             found |= {each for each in (_trained(row),) if each == exact}
     return found.pop() if len(found) == 1 else None
@@ -280,10 +310,10 @@ def theta_lost(case: Examination, row: Mistake) -> Facts | None:
     lost = theta in (LOST_THETA, default)
     if not known or not lost or theta is None or theta in known:
         return None
-    # `here`: the config serves a published length
+    # given: the config states this theta; here: it serves a published length
     given, here = _theta_given(case), any(_at_length(case, each) for each in rows_of(case))
     if given and not here and not any(case.trained in each["lengths"] for each in rows_of(case)):
-        return None  # another length: the theta may be meant
+        return None  # a theta that was stated for another length may be meant
     # another release of the same sizes was published with this theta, so the served length alone
     # does not tell which release this is: the trained length must be known too
     other = any(theta in each["theta"] for each in rows_of_any_length(case))
@@ -294,8 +324,8 @@ def theta_lost(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def theta_of_family(case: Examination, row: Mistake) -> Facts | None:
-    """Find the default theta in a model of unknown sizes, whose family was published with another
-    one: all models with the same vocabulary have it.
+    """Find the default theta, 10,000, in a model of unknown sizes, where all published models of
+    its family and its vocabulary have one other theta: the weights may come from one of them.
     """
     vocabulary = case.text.get("vocab_size")
     family = [each for each in models() if case.model_type in each["model_types"]]
@@ -303,7 +333,7 @@ def theta_of_family(case: Examination, row: Mistake) -> Facts | None:
     known = {theta for each in family for theta in each["theta"]}
     if theta_of(case) != LOST_THETA or rows_of_any_length(case) or len(known) != 1:
         return None
-    if LOST_THETA in known or len(family) < 2:
+    if LOST_THETA in known or len(family) < 2:  # one model says little of others
         return None
     names = ", ".join(each["name"] for each in family[:3])
     facts = {"key": "rope_theta", "value": LOST_THETA, "known": known.pop(), "names": names}
@@ -329,13 +359,14 @@ def _theta_given(case: Examination) -> bool:
 
 def _theta_facts(case: Examination, theta: float, known: set[float]) -> Facts:
     """Return the facts about a theta that is none of the published ones, `known`. `holder[name]` is
-    where the config has its theta, or would have it.
+    where the config has its theta or, if it states none, where the model would read it.
     """
     new = next(iter(known)) if len(known) == 1 else None
     holder, layer = case.flat(), case.family.layer_thetas.get(FULL)
     if layer is not None:  # this layer type has a theta of its own
         holder = layers_of(case.text.get("rope_parameters") or {}).get(FULL)
     name = case.family.renamed.get("rope_theta", "rope_theta")
+    # a `rope_parameters` for all layers is where transformers 5 reads theta, so it gets one there
     inside = holder is not None and (
         holder.get("rope_theta") is not None or holder is case.text.get("rope_parameters")
     )
@@ -343,10 +374,12 @@ def _theta_facts(case: Examination, theta: float, known: set[float]) -> Facts:
         "key": "rope_theta",
         "value": theta,
         "new": new,
+        # with more than one published theta, which one was meant is not known
         "published": " or ".join(f"{each:,.10g}" for each in sorted(known)),
         "model": ", ".join(each["name"] for each in rows_of(case)),
         "fixable": new is not None,
         "holder": holder if inside else case.text,
+        # a layer type may have no key outside `rope_parameters`
         "name": "rope_theta" if inside else (layer.key if layer else name) or name,
     }
 
@@ -355,19 +388,22 @@ def _theta_facts(case: Examination, theta: float, known: set[float]) -> Facts:
 def put_theta(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the published theta where the config has its theta."""
     facts["holder"][facts["name"]] = facts["new"]
+    # a second theta, outside the rope, must not contradict it; in a family with a theta for each
+    # layer type it may be that of other layers
     if case.text.get("rope_theta") is not None and not case.family.layer_thetas:
         case.text[case.family.renamed.get("rope_theta", "rope_theta")] = facts["new"]
 
 
 @finder
 def theta_differs(case: Examination, row: Mistake) -> Facts | None:
-    """Find another theta than the published one, which a fine-tuned model may have. `names` has
-    the kind that the row is about, as `_kind` returns it.
+    """Find another theta than the published one, which a fine-tuned model may have. The `names` of
+    the row have the one kind that it is about, as `_kind` returns it: each kind has a row.
     """
     known, theta = published_theta(case), theta_of(case)
     others = [each for each in rows_of_any_length(case) if theta in each["theta"]]
     if not known or theta is None or theta in known:
         return None
+    # a default theta that no release has is what `theta_lost` is about
     if theta == LOST_THETA and not others and (not _theta_given(case) or theta_lost(case, row)):
         return None
     if (kind := _kind(case, theta, known, bool(others))) is None:
@@ -376,30 +412,36 @@ def theta_differs(case: Examination, row: Mistake) -> Facts | None:
         return None
     facts = {**_theta_facts(case, theta, known), "length": case.served}
     facts |= {"factor": case.factor, "type": case.rope_type}
-    if kind == "copied":
+    if kind == "copied":  # the models to name are those with this theta, at most two
         family = [each for each in models() if case.model_type in each["model_types"]]
         others = [each for each in family if theta in each["theta"]][:2]
     return {**facts, "other": ", ".join(each["name"] for each in others)}
 
 
 def _kind(case: Examination, theta: float, known: set[float], other: bool) -> str | None:
-    """Return what a theta that is none of the published ones, `known`, may be: "multiplied" by the
-    factor beside a scaling, "other_release" (of the same sizes), "zero" (one or more too many or
-    too few), "copied" from another model of the family, any other "same_length" (as published) or
-    "elsewhere" (another length, or raised by NTK). None: that of another release beside a scaling.
-    `other` says whether another release has it.
+    """Return what a theta that is none of the published ones, `known`, may be, or None if it is
+    that of another release in a config with a scaling. `other` says whether another release has it.
+
+    "multiplied"     a published one, times the factor of the scaling beside it or raised by NTK
+    "other_release"  that of another release of the same sizes
+    "elsewhere"      raised by NTK without a scaling, or at another length than the published ones
+    "zero"           at a published length: a published one with up to 3 zeros too many or too few
+    "copied"         at a published length: that of another model of the family
+    "same_length"    at a published length: any other
     """
     scaled, factor = case.rope_type in ("yarn", "linear", "dynamic"), case.factor
     if scaled and factor and factor > 1:
-        width = case.head_dim or 128
+        width = case.head_dim or 128  # that of most models
         times = (factor, factor ** (width / (width - 2)))  # the second is that of NTK
         if any(math.isclose(theta, each * x, rel_tol=2e-3) for each in known for x in times):
             return "multiplied"
-    if other:  # a scaling may be why the length is another
+    # the length and the theta are of two releases, but a scaling may be why the length is another
+    if other:
         return "other_release" if case.rope_type == "default" else None
     if case.rope_type == "default" and _is_ntk(case, theta):
         return "elsewhere"
     rows = rows_of(case)
+    # whether the config has the length of a published model as its trained one
     trained = case.trained is not None and any(case.trained in row["lengths"] for row in rows)
     if not trained and not any(_at_length(case, row) for row in rows):
         return "elsewhere"
@@ -414,9 +456,10 @@ def _kind(case: Examination, theta: float, known: set[float], other: bool) -> st
 
 def _is_ntk(case: Examination, theta: float) -> bool:
     """Return whether a theta is a published one that NTK has raised by a factor with at most two
-    decimals: theta * factor^(width / (width - 2)).
+    decimals: theta * factor^(width / (width - 2)). Nearly any theta is one raised by some factor,
+    so others do not count.
     """
-    width = case.head_dim or 128
+    width = case.head_dim or 128  # that of most models
     for known in {each for row in rows_of_any_length(case) for each in row["theta"]}:
         factor = round((theta / known) ** ((width - 2) / width), 2) if width > 2 else 0
         if factor > 1 and math.isclose(theta, ntk_theta(known, factor, width), rel_tol=1e-9):
@@ -430,11 +473,12 @@ def scaling_lost(case: Examination, row: Mistake) -> Facts | None:
     rows = [each for each in rows_of(case) if _at_length(case, each)]
     if not rows or case.rope_type != "default" or any("scaling" not in each for each in rows):
         return None
-    if _incomplete(case):  # other rows are about it
+    if _incomplete(case):  # there is a scaling; other rows are about what it lacks
         return None
     if any(each["scaling"] != rows[0]["scaling"] for each in rows):
-        return None
+        return None  # releases differ: which scaling was lost is not known
     scaling = rows[0]["scaling"]
+    # lists are known for certain only if no release of these sizes has others
     lists = rows[0].get("lists", ()) if rows[0].get("only_lists") else ()
     # "left_out" names the keys of a scaling that its row does not have, such as long lists
     whole_scaling = "left_out" not in scaling or bool(lists)
@@ -445,15 +489,15 @@ def scaling_lost(case: Examination, row: Mistake) -> Facts | None:
         "value": None,
         "new": scaling,
         "model": rows[0]["name"],
-        # ropes by layer type have one scaling each
+        # of ropes by layer type that of full attention gets the scaling, so it must be there
         "fixable": whole_scaling and (not case.family.layer_thetas or _full_rope(case) is not None),
         "length": case.served or rows[0]["lengths"][0],
     }
 
 
 def _full_rope(case: Examination) -> dict[str, Any] | None:
-    """Return the rope of full attention in ropes by layer type, itself and not a copy; {} if there
-    is no rope object, None if there is one without it.
+    """Return the rope of full attention in ropes by layer type, itself and not a copy; {} if the
+    config has no rope object, None if it has one in which no rope is that of full attention.
     """
     ropes = case.ropes()
     found = (rope for place, rope in ropes if place == f"rope_parameters.{FULL}")
@@ -475,7 +519,7 @@ def put_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
     v5 = _full_rope(case) if case.family.layer_thetas else case.text.get("rope_parameters")
     if isinstance(v5, dict) and v5:
         v5.update(facts["new"])
-        v5.pop("type", None)
+        v5.pop("type", None)  # the older name of rope_type may name another scaling
     else:
         case.text["rope_scaling"] = dict(facts["new"])
 
@@ -487,19 +531,23 @@ def scaling_differs(case: Examination, row: Mistake) -> Facts | None:
     """
     rows = [each for each in rows_of(case) if _at_length(case, each)]
     rope = case.flat()
-    if not rows or rope is None or len(rows) != 1:
+    if not rows or rope is None or len(rows) != 1:  # of several releases each may be meant
         return None
     scaling = rows[0].get("scaling") or {}
     kind = read_type(case, rope)
     if kind != scaling.get("rope_type"):
+        # other rows are about a scaling that is lost, has an unknown name, or is of another model
         if not scaling or kind not in keys.rope_types() or kind == "default":
             return None
         if case.served is not None and rope.get(TRAINED_LENGTH_KEY) == case.served:
-            return None  # the model with its own scaling is served farther
+            return None  # the scaling starts at the published length, to serve the model farther
         facts = {"key": "rope_type", "value": type_of(rope), "new": scaling["rope_type"]}
-        # models are not trained with these two, and no model is trained with half of a scaling
+        # not meant, so that the published scaling takes its place: models are not trained with
+        # linear or dynamic, and with the published factor only the type is another; but a scaling
+        # that is "left_out" in part cannot be written
         copied = kind in ("linear", "dynamic") or rope.get("factor") == scaling.get("factor")
         copied = copied and "left_out" not in scaling
+        # only `rope_scaling` is replaced as a whole; `rope_parameters` has theta inside too
         same_place = rope is case.text.get("rope_scaling")
         facts |= {"whole": dict(scaling), "holder": case.text, "name": "rope_scaling"}
         return {**facts, "model": rows[0]["name"], "fixable": copied and same_place}
@@ -509,9 +557,10 @@ def scaling_differs(case: Examination, row: Mistake) -> Facts | None:
         own = rope.get(key, case.text.get(key))
         if key in ("rope_type", "left_out") or own == value:
             continue
+        # a setting that has its default value need not be removed
         if key not in scaling and not _changes(case, key, value):
             continue
-        # what is the default anyway need not be written
+        # an absent setting whose default is the published value need not be written
         if own is not None or _changes(case, key, value):
             return {
                 "key": key,
@@ -554,13 +603,16 @@ def trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
     # a served length equal to the trained one has not been multiplied by the factor yet
     served = case.served if case.served != trained else known * factor
     holder = next(o for _, o in case.places() if o.get(TRAINED_LENGTH_KEY) is not None)
+    # published: the model that the texts name, if possible the one with this theta
     rows = [row for row in rows_of_any_length(case) if _trained(row) == known]
     published = next((row for row in rows if theta_of(case) in row["theta"]), rows_of(case)[0])
     needed = max(case.length or 0, case.served or 0)
-    length = case.length or 0
+    length = case.length or 0  # 0: not given
     plain = "scaling" not in published and length > 0
     fits = bool(served) and math.isclose(served, known * factor, rel_tol=0.02)
-    # the published model has no scaling: the lengths in use need none, or one with another factor
+    # fits: the served length is what the factor gives with the published trained length, so only
+    # the trained length was wrong. gone, raised: the published model has no scaling, and the
+    # lengths here need none, or one from its trained length to the length in use
     gone = plain and needed <= known and case.flat() is case.text.get("rope_scaling")
     raised = plain and length > known and case.flat() is not None
     words = f"{known:,} is written: times the factor it is the served length"
@@ -585,8 +637,8 @@ def trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def put_trained_length(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Write the published trained length, with the factor for the length in use; or remove a
-    scaling that is not needed.
+    """Write the published trained length and, if the facts say `raised`, the factor for the length
+    in use; or, if they say `removed`, remove a scaling that is not needed.
     """
     if facts["removed"]:
         case.text["rope_scaling"] = None
@@ -605,24 +657,28 @@ def extended_twice(case: Examination, row: Mistake) -> Facts | None:
     theta, factor, served, rope = theta_of(case), case.factor, case.served, case.flat()
     if case.rope_type not in ("yarn", "linear") or not factor or factor <= 1 or not served:
         return None
+    # texts longer than the served length do need a scaling
     if rope is None or theta is None or (case.length or 0) > served:
         return None
     rows = rows_of_any_length(case)
     own = [each for each in rows if theta in each["theta"]]  # releases with this theta
     reach = (case.trained or 0) * factor
     if own and theta > LOST_THETA:
-        # a linear scaling does not tell its trained length: it must be that of a model of this
-        # shape with a smaller theta
+        # the scaling covers no more than the served length, which this release serves without one.
+        # linear does not tell the length it starts from: it must be the trained one of a model of
+        # this shape with a smaller theta, from which the training of this one may have gone on
         same = [r for r in models() if all(r[key] == own[0][key] for key in SHAPE)]
         shorter = {(_trained(r) or 0) * factor for r in same if max(r["theta"]) < theta}
         over = served in shorter if case.rope_type == "linear" else 0 < reach <= served * 1.02
         found = over and own[0]["lengths"] == [served] and all("scaling" not in r for r in own)
     else:
+        # a theta that no release has: known and trained are those of all releases without a scaling
         plain = [] if own else [each for each in rows if "scaling" not in each]
         known = {each for r in plain for each in r["theta"]}
         trained = {_trained(each) or 0 for each in plain}
         width = case.head_dim or 128
-        # factor and theta both extend the published length to the served one
+        # the factor extends the published length to the served one, and so does the theta alone:
+        # NTK by this factor raises the published theta to less
         found = len(known) == len(trained) == 1 and math.isclose(
             min(trained) * factor, served, rel_tol=0.02
         )
@@ -636,9 +692,10 @@ def extended_twice(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def remove_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Remove the scaling of a config with its trained length; theta stays."""
+    """Remove the scaling of a config with its trained length; theta and fraction stay."""
     rope = facts["rope"]
     if case.text.get("rope_scaling") is rope:
+        # rope_theta and partial_rotary_factor, if only the rope has them, move outside
         for key in (*keys.THETA_KEYS[:1], *keys.FRACTION_KEYS[:1]):
             if case.text.get(key) is None and rope.get(key) is not None:
                 case.text[key] = rope[key]
@@ -651,8 +708,8 @@ def remove_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def published_key_differs(case: Examination, row: Mistake) -> Facts | None:
-    """Find another value of a key that decides the rope of a published model, beside those that
-    most models have: the `keys` of its row.
+    """Find another value than the published one of a key that few models have and that decides the
+    rope: one of the `keys` of the row of published.json.
     """
     rows = [each for each in rows_of(case) if "keys" in each and _at_length(case, each)]
     if not rows or any(each["keys"] != rows[0]["keys"] for each in rows):
@@ -667,8 +724,9 @@ def published_key_differs(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def pairs_flag(case: Examination, row: Mistake) -> Facts | None:
-    """Find the flag of the half layout in a published model with the interleaved layout; `names`
-    has the model types.
+    """Find the flag for pairs (i, i + d/2), rope_interleave false, in a published model whose pairs
+    are neighbours; `names` has the model types whose code reads the flag and whose models all have
+    such pairs.
     """
     rows = rows_of(case)
     if (
@@ -684,11 +742,14 @@ def pairs_flag(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def scaling_of_release(case: Examination, row: Mistake) -> Facts | None:
     """Find the scaling of another release of the same sizes, in a model that with this length was
-    published without one.
+    published without one; `keys` has the scalings that models are trained with.
     """
     rows, kind = rows_of_any_length(case), case.rope_type
     plain = [row for row in rows if case.served in row["lengths"] and "scaling" not in row]
     scaled = [row for row in rows if row.get("scaling", {}).get("rope_type") == kind]
+    # served == trained: the scaling starts at the served length, so either that was lowered from
+    # the length of the other release, or the scaling was copied from it. A longer served length may
+    # be what the scaling was added for, and a shorter one is what other rows are about
     if kind not in row.keys or not plain or not scaled or case.served != case.trained:
         return None
     if any(case.served in each["lengths"] for each in scaled) or case.error() is not None:
@@ -699,8 +760,8 @@ def scaling_of_release(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def scaling_of_another(case: Examination, row: Mistake) -> Facts | None:
-    """Find a scaling that no release of the model was published with: one of a type that models are
-    trained with (`keys`), or one that was copied from other models of the family. The repair writes
+    """Find a scaling that no release of the model was published with: one of a type that needs
+    training (`keys`), or one that was copied from other models of the family. The repair writes
     null, if a release serves this length without a scaling.
     """
     rows, kind = rows_of_any_length(case), case.rope_type
@@ -714,7 +775,7 @@ def scaling_of_another(case: Examination, row: Mistake) -> Facts | None:
     if not (kind in row.keys or copied) or not rows or case.error() is not None:
         return None
     if any(each.get("scaling", {}).get("rope_type") == kind for each in rows):
-        return None
+        return None  # a release has it: `scaling_of_release` and `scaling_differs` are about it
     facts = {"key": "rope_type", "value": kind, "new": None, "name": "rope_scaling"}
     facts |= {"model": ", ".join(each["name"] for each in rows), "holder": case.text}
     # without the scaling this must be the config of a release: its length is enough for the longest
@@ -740,12 +801,14 @@ def yarn_unusual(case: Examination, row: Mistake) -> Facts | None:
     rows = rows_of(case)
     if case.rope_type != "yarn" or not rows or any("scaling" in each for each in rows):
         return None
+    # models with latent attention set mscale, and these families have other settings by default
     if case.family.latent or "yarn" in case.family.defaults_if:
         return None
     for place, rope in case.ropes():
         for key, usual in row.names.items():
             value, factor = rope.get(key), positive(rope.get("factor"))
-            if key == "attention_factor":  # one that is not 1 may have been measured
+            # an attention_factor of 1 switches the formula off; any other may have been measured
+            if key == "attention_factor":
                 if value != 1 or factor is None or factor <= 1:
                     continue
                 usual = f"{0.1 * math.log(factor) + 1:g}"
@@ -760,9 +823,9 @@ def yarn_unusual(case: Examination, row: Mistake) -> Facts | None:
 def local_theta_differs(case: Examination, row: Mistake) -> Facts | None:
     """Find another theta of the layers with a sliding window than the published one."""
     rows = [each for each in rows_of(case) if "local_theta" in each]
-    name = "sliding_attention"
+    name = "sliding_attention"  # the layer type
     spec = (case.specs() or {}).get(name)
-    theta = case.family.layer_thetas.get(name)
+    theta = case.family.layer_thetas.get(name)  # what the family says about it, with its config key
     if not rows or spec is None or theta is None or spec.theta == rows[0]["local_theta"]:
         return None
     rope = layers_of(case.text.get("rope_parameters") or {}).get(name)
@@ -772,7 +835,9 @@ def local_theta_differs(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _here(case: Examination, rows: list[dict[str, Any]]) -> bool:
-    """Return whether a config has the length of one of these rows as its served or trained length."""
+    """Return whether a config has the length of one of these published models as its served or its
+    trained length; with another length it may be a model that was trained anew.
+    """
     return any(_at_length(case, each) or case.trained in each["lengths"] for each in rows)
 
 
@@ -788,9 +853,12 @@ def head_differs(case: Examination, row: Mistake) -> Facts | None:
         next((n for key in names if (n := whole(case.text.get(key)))), None)
         for names in (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS)
     )
+    # lost: what follows from hidden size / heads, without the key, is not published
     lost = case.text.get("head_dim") is None and size and count and size / count not in heads
     name = keys.LATENT_KEY if case.family.latent else "head_dim"
     given = case.text.get(name) is not None
+    # a width that the config gives may be meant: its row is a warning, and only about published
+    # lengths; an absent key is an error
     if given != ("given" in row.names) or (given and not _here(case, rows)):
         return None
     # without the key the config cannot be read: hidden size / heads is no even number, say
@@ -830,14 +898,16 @@ def heads_differ(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def fraction_differs(case: Examination, row: Mistake) -> Facts | None:
-    """Find another rotated width than the published one: by a key that was lost or that cannot be
-    read, or, in a row with "given" in `names`, by a key that the config gives.
+    """Find another rotated width, in dimensions of a head, than the published one: by a key that
+    was lost or that cannot be read, or, in a row with "given" in `names`, by a key that the config
+    gives.
     """
     rows = [each for each in rows_of(case) if "rotated" in each]
     widths = {each["rotated"] for each in rows}
     specs = [spec for spec in (case.specs() or {}).values() if spec is not None]
     name = case.family.renamed.get("partial_rotary_factor", "partial_rotary_factor")
     error, head = case.error(), case.head_dim
+    # the config cannot be read because of the value of this key
     impossible = error is not None and error.field.rsplit(".", 1)[-1] == name
     if len(widths) == 1 and error and impossible and head and "given" not in row.names:
         facts = {"key": name, "value": error.value, "model": rows[0]["name"], "gone": ()}
@@ -852,7 +922,8 @@ def fraction_differs(case: Examination, row: Mistake) -> Facts | None:
     rope = case.flat()
     inside = rope is not None and rope.get("partial_rotary_factor") is not None
     if counted:
-        name, inside = "rotary_dim", False
+        name, inside = "rotary_dim", False  # it is read outside the rope alone
+    # as for the head: a width that the config gives may be meant, an absent key is an error
     given = inside or case.text.get(name) is not None
     if given != ("given" in row.names) or (given and not _here(case, rows)):
         return None

@@ -1,4 +1,8 @@
-"""What `doctor` returns: the findings from the heaviest to the lightest, and the corrected config."""
+"""What `doctor` returns: the findings from the heaviest to the lightest, and the corrected config.
+
+`words` are the texts of report.toml in one language, by their names: sentences with braces, the
+signs between parts ("comma", "semicolon"), and tables of words such as those for severities.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,13 @@ from ropewalk.diagnosis.mistakes import SEVERITIES
 from ropewalk.safe_text import shown
 
 WORDS = Path(__file__).with_name("report.toml")
-#: the exit status of `ropewalk doctor` for the heaviest finding; 2 is a refused input
+#: the exit status of `ropewalk doctor` by the severity of the heaviest finding; 2: a refused input
 EXIT_STATUS = {"error": 4, "warning": 3, "note": 0}
 
 
 @cached("words of reports", entries=1)
 def _all_words() -> dict[str, dict[str, Any]]:
-    """Return the words of reports by language."""
+    """Return {language: its words}, for "en" and "zh"."""
     return tomllib.loads(WORDS.read_text(encoding="utf-8"))
 
 
@@ -31,9 +35,13 @@ def report_words(language: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Evidence:
-    """How the effect of a finding is known: "formula" (arithmetic on the config), or "run",
-    "recorded" or "rule" of a release of an engine, or "not known". `engine` and `version` are ""
-    where no engine is meant.
+    """How the effect of a finding is known. `engine` and `version` are "" where none is meant.
+
+    "formula"    by arithmetic on the config
+    "run"        the engine, in this version, was run here with the config
+    "recorded"   it was run elsewhere, and the result is kept in this library
+    "rule"       by reading its source code
+    "not known"  not at all
     """
 
     known: str = "formula"
@@ -146,7 +154,7 @@ class Diagnosis:
         return words["verdict"].format(about=about, told=told, end=end)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the diagnosis as plain data for JSON; a number that JSON has no form for is text."""
+        """Return the diagnosis as plain data for JSON, in which NaN and infinity are texts."""
         plain = _plain(asdict(self))
         return {
             "verdict": self.verdict,
@@ -174,7 +182,7 @@ class Diagnosis:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with texts in place of NaN and infinity."""
+    """Return a value with texts in place of NaN and infinity, and lists in place of tuples."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
