@@ -146,9 +146,11 @@ def test_no_message_names_a_folder_of_this_machine():
 
 def test_doctor_finds_no_error_in_any_known_model():
     known = known_models()
-    left_out = {row["name"] for row in models() if "left_out" in row.get("scaling", {})}
-    assert list(known) == [row["name"] for row in models() if row["name"] not in left_out]
-    assert len(left_out) < 5
+    left_out = [row["name"] for row in models() if row["name"] not in known]
+    assert len(left_out) < 15
+    assert "Phi-4-mini" in known
+    # models that do not rotate, or whose code comes with their weights
+    assert {"Granite-4.0-H-Tiny", "GLM-4-9B-Chat", "gte-large-en-v1.5"} < {*left_out}
     for name, config in known.items():
         found = asked(ask="doctor", text=config)["ok"]
         assert found["diagnosis"]["exit_status"] == 0, name

@@ -348,8 +348,8 @@ def _theta_given(case: Examination) -> bool:
     full_theta = case.family.layer_thetas.get(FULL)
     name = case.family.renamed.get("rope_theta", "rope_theta")
     parameters = case.text.get("rope_parameters")
-    has_own_rope = isinstance(parameters, dict) and full_theta is not None
-    rope = layers_of(parameters).get(FULL) if has_own_rope else None
+    by_type = isinstance(parameters, dict) and full_theta is not None
+    rope = layers_of(parameters or {}).get(FULL) if by_type else None
     if rope is not None:
         return rope.get("rope_theta") is not None
     # `get` looks in every rope, where the key is rope_theta in all families, then outside

@@ -245,9 +245,15 @@ def known_models() -> dict[str, str]:
     """Return {name: text of its config.json} of well-known models as published, with the keys that
     a rope depends on, without models whose row lacks a part of the scaling.
     """
-    # "left_out" names the keys that the scaling of a row lacks, such as LongRoPE's lists of factors
-    whole = [row for row in models() if "left_out" not in row.get("scaling", {})]
-    return {row["name"]: as_text(_published(row)) for row in whole}
+    # "left_out" names the keys that the scaling of a row lacks: LongRoPE's lists, where "lists" does
+    # not have them; a model that its own code alone reads ("keys") has no dials to show
+    whole = [
+        row
+        for row in models()
+        if ("lists" in row or "left_out" not in row.get("scaling", {}))
+        and ("keys" not in row or family_of(row["model_types"][0]).known)
+    ]
+    return {row["name"]: as_text(_published(row)) for row in whole if not row.get("unrotated")}
 
 
 def _published(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,6 +261,13 @@ def _published(row: Mapping[str, Any]) -> dict[str, Any]:
     and thetas.
     """
     model_type = row["model_types"][0]
+    family = family_of(model_type)
+    # the key of theta is another in some families, and in some a layer type has one of its own
+    full = family.layer_thetas.get("full_attention")
+    theta = family.renamed.get("rope_theta", "rope_theta") if full is None else full.key
+    scaling = {**row.get("scaling", {}), **row.get("lists", [{}])[0]} or None
+    if scaling is not None:
+        scaling.pop("left_out", None)
     config = {
         "model_type": model_type,
         "hidden_size": row["hidden_size"],
@@ -263,12 +276,17 @@ def _published(row: Mapping[str, Any]) -> dict[str, Any]:
         "num_hidden_layers": row["layers"],
         "vocab_size": row["vocab_size"],
         "max_position_embeddings": row["lengths"][0],
-        "rotary_emb_base" if model_type == "gpt_neox" else "rope_theta": row["theta"][0],
-        "rope_scaling": row.get("scaling"),
+        theta or "rope_theta": row["theta"][0],
+        "rope_scaling": scaling,
         "intermediate_size": row.get("intermediate_size"),
         "use_parallel_residual": row.get("use_parallel_residual"),
     }
-    family = family_of(model_type)
+    if row.get("only_named"):
+        config["_name_or_path"] = row["name"]
+    if not family.known:  # code that comes with the weights reads the config
+        config["auto_map"] = {"AutoConfig": "configuration.Config"}
+        if scaling is not None:  # and knows only the older name of its type
+            config["rope_scaling"] = {"type": scaling.pop("rope_type"), **scaling}
     # a family with several axes needs to be told how many pairs each has
     if family.sections and "scaling" not in row:
         config["rope_scaling"] = {"rope_type": "default", "mrope_section": list(family.sections)}
@@ -283,4 +301,5 @@ def _published(row: Mapping[str, Any]) -> dict[str, Any]:
         name = "rotary_pct" if model_type == "gpt_neox" else "partial_rotary_factor"
         head = row.get("head_dim") or row["hidden_size"] // row["heads"]
         config[name] = row["rotated"] / head
+    config |= row.get("keys", {})
     return {key: value for key, value in config.items() if value is not None}
