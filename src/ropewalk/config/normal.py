@@ -299,6 +299,7 @@ class _NormalLayer:
                 f"must be a multiple of {heads.key} = {heads.value} if head_dim is not given",
                 size.value,
             )
+        # head_parts is 1, but 2 for a family whose heads are twice as wide as hidden size / heads
         width = self.family.head_parts * size.value // heads.value
         return Value(width, size.key, f"{size.key} / {heads.key}", derived=True)
 

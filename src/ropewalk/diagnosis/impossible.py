@@ -84,7 +84,10 @@ def served_in_thousands(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def factor_is_length(case: Examination, row: Mistake) -> Facts | None:
-    """Find a length in place of the factor, in tokens or in units of 1024 tokens."""
+    """Find a length in place of the factor: in tokens, or with YaRN in units of 1024 tokens. The
+    factor that was meant is that length / the trained length; it is written if it is a whole number
+    above 1.
+    """
     for place, rope in case.ropes():
         value = positive(rope.get("factor"))
         trained = case.trained or published_trained_length(case)
@@ -94,8 +97,8 @@ def factor_is_length(case: Examination, row: Mistake) -> Facts | None:
         # `thousands`: it is the served length in units of 1024 tokens; below 32, the two may agree
         # by chance
         thousands = value * 1024 == case.served and value >= 32 and type_of(rope) == "yarn"
-        # the factor of a published model is right, and another one below LEAST_LENGTH must be the
-        # length in thousands
+        # below LEAST_LENGTH it is found only if it is such a number, and is not the factor of a
+        # published model, which is right
         known = any(each.get("scaling", {}).get("factor") == value for each in rows_of(case))
         if value < LEAST_LENGTH and (known or not thousands):
             continue

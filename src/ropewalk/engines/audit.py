@@ -317,8 +317,9 @@ class _Question:
         """
         self.length = length
         self.original, self.limit, self.releases = text, limit, releases
+        #: names of REASONS: why `from_hf` refuses the config
         self.why: list[str] = []
-        #: keys that no reason is about, without which the config is read
+        #: other keys that `from_hf` refuses or misses: `text` lacks them, or has a value for them
         self.left_out: list[str] = []
         self.warnings: tuple[str, ...] = ()
         try:

@@ -70,9 +70,10 @@ def gpu_table(rows: list[Row]) -> str:
 
 
 def decode_table(rows: list[Row]) -> str:
-    """Return a table of the microseconds of a decode step in a CUDA graph and in an eager loop, in
-    the latest two runs.
+    """Return a table of the microseconds of a decode step, in the latest two runs: in a CUDA graph,
+    which is the pass "forward", and in an eager loop.
     """
+    # every run with decode steps timed eager loops, too; rows of other benchmarks may have no "run"
     last_run = max(r["run"] for r in rows if r.get("pass") == "eager loop")
     contenders = (
         "ropewalk",

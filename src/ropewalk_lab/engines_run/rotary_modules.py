@@ -75,11 +75,12 @@ class Passed(Exception):  # a signal, not an error
 
 def _passed_tables(model: torch.nn.Module, length: int) -> list[dict[str, Any] | None] | None:
     """Return the rope of each layer of a model that computes cos and sin itself and passes them to
-    its layers; None if the layers rotate with modules of their own.
+    its layers, None for a layer that does not rotate; None in place of the list if the layers
+    rotate with modules of their own. `length` is that of the sequence.
 
     Such a layer may have a rotary module too, which its forward does not call (SGLang's Gemma 3 on
     all but some CPUs). So the model's own forward runs, on zeros, and what reaches each attention
-    is read.
+    is read. The layers keep their replaced forwards, so the model cannot be used after that.
     """
     for name, module in model.named_modules():
         if "vis" in name:  # an image tower

@@ -266,6 +266,10 @@ class AttentionSwap:
         rotary: list[nn.Module],
         extension_mark: tuple[str, Any],
     ) -> None:
+        """Keep what `install` needs, and note the attention implementations that `remove` restores.
+
+        `extension_mark` is the (name, value) of an attribute to set on the `rotary` modules.
+        """
         self.model, self.layers, self.rotary, self.mark = model, layers, rotary, extension_mark
         config = model.config
         parts = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", ())}
@@ -314,7 +318,9 @@ class DecoderSwap:
     """
 
     def __init__(self, model: nn.Module, remapping: Remapping) -> None:
-        """Record the remappings and the config that the model has now."""
+        """Record what `install` is to set, `remapping`, and what `remove` is to restore: the
+        present remappings of this package's `Attention` modules, and the model's config if any.
+        """
         self.model, self.remapping = model, remapping
         self.modules = remappable(model)
         self.before = [module.remapping for module in self.modules]
