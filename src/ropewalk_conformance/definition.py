@@ -146,12 +146,8 @@ def frequencies(rope: Rope, length: int | None = None, wrong: Wrong | None = Non
     trained length.
     """
     wrong = wrong or {}
-    width = rope["rotary_dim"]
     rope = changed(rope, wrong)
     found = _scaled(rope, length, wrong)
-    if wrong.get("rotary") == "all_pairs_padded":
-        # frequency 0 for the dimensions that do not rotate
-        found = [*found, *[0.0] * ((rope["head_dim"] - width) // 2)]
     if wrong.get("order") == "reversed":
         found = found[::-1]
     if wrong.get("inverse") == "yes":
@@ -419,8 +415,6 @@ def placed(positions: Any, wrong: Wrong, rope: Rope) -> list[Any]:
             return [[[line[0]] * tokens for line in axis] for axis in axes]
         case "first_axis":
             return [axes[0]] * count
-        case "last_axis":
-            return [axes[-1]] * count
         case "axes_reversed":
             return axes[::-1]
         case "overrun":
@@ -454,8 +448,6 @@ def placed(positions: Any, wrong: Wrong, rope: Rope) -> list[Any]:
             return each(lambda p: (p + 2**31) % 2**32 - 2**31)
         case "float16" | "bfloat16" | "float32" as kind:
             return each(ROUND[kind])
-        case "divided":
-            return each(lambda p: p / rope["scaling"].get("factor", 1.0))
     return axes
 
 

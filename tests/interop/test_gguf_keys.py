@@ -11,7 +11,7 @@ import pytest
 
 import ropewalk as rw
 from gguf_samples import header, pair, sizes, tensor, write
-from ropewalk import RopeSpec
+from ropewalk import RopeError, RopeSpec
 from ropewalk.frequencies import Llama3, LongRope, Yarn
 from ropewalk.gguf import GgufFile, read_ropes
 from ropewalk.gguf.tensor_types import TYPES
@@ -157,6 +157,12 @@ def test_values_come_from_the_keys_that_llama_cpp_reads(tmp_path):
     )
     alpha = sources(tmp_path, {"scaling.alpha": 50.0}, unused, "hunyuan-dense")
     assert alpha["factor"] == "hunyuan-dense.rope.scaling.alpha"
+    both = {"scaling.alpha": 50.0, "scaling.factor": 4.0}
+    plain = sources(tmp_path, {**both, "scaling.type": "none"}, unused, "hunyuan-dense")
+    assert plain["factor"] == "hunyuan-dense.rope.scaling.alpha"
+    for kind in ({}, {"scaling.type": "yarn"}):  # llama.cpp would apply both
+        with pytest.raises(RopeError, match="must be 1 beside rope.scaling.alpha"):
+            sources(tmp_path, {**both, **kind}, unused, "hunyuan-dense")
     latent = sources(tmp_path, {"dimension_count": 8}, unused, "deepseek2")
     assert latent["head_dim"] == "deepseek2.rope.dimension_count"
 

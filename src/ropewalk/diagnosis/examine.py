@@ -156,11 +156,12 @@ def doctor(
 
 
 def _look_carefully(case: Examination) -> list[Finding]:
-    """Return the findings, and repair the config in place. A repair whose result has an error that
-    the config did not have is not made: what it would have written is not what was meant.
+    """Return the findings, and repair the config in place. A doubtful repair is withheld if errors
+    remain that would not remain without doubtful repairs: what it would have written is not what
+    was meant.
     """
     before = copy.deepcopy((case.root, case.draft, case.duplicates, case.not_json))
-    own = None  # the errors that the config has itself, if they are needed
+    own = None  # the errors that remain without doubtful repairs; None: not computed yet
     # each round withholds the last doubtful repair of the one before, and begins anew
     while True:
         found = _look(case)
@@ -175,7 +176,8 @@ def _look_carefully(case: Examination) -> list[Finding]:
         case.withheld.add(repaired[-1].row.id)
         case.root, case.draft, case.duplicates, case.not_json = copy.deepcopy(before)
         case.reaches = 0  # no repair has extended the rope yet
-    # after a repair that wrote YaRN, the served length becomes the length in use
+    # after a repair that wrote YaRN, the served length becomes `case.length`, the longest that the
+    # model will be used with; `before[0]` is the config without repairs
     state = copy.deepcopy(case.root)
     raised = serve(case, before[0])
     if raised is not None:

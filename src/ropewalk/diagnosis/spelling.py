@@ -648,10 +648,14 @@ def outer_key_near(case: Examination, row: Mistake) -> Facts | None:
     if not case.family.known:
         absent -= {name for names in ALIASES for name in names}
     for key, value in case.text.items():
+        if key in read:  # a right name
+            continue
         new = row.names.get(key) or meaning(key)
         if new in absent and value == case.family.default(str(new)):  # it would change nothing
             continue
-        if new not in absent or key in read:  # neither names the key: compare the spelling
+        # neither the row nor another stack gives this key the meaning of an absent one: compare the
+        # spelling
+        if new not in absent:
             # a right name of something else is no misspelled one
             other = key in {*known, *SIZES} or meaning(key) == "rope_type"
             new = None if other else nearest(key, absent, LIKENESS_OUTSIDE)

@@ -421,11 +421,18 @@ class _GgufLayer:
         )
 
     def _scaling_of_keys(self) -> tuple[Scaling, float]:
-        """Return the scaling that the keys describe, and its magnitude."""
+        """Return the scaling that the keys describe, and its magnitude: YaRN if the weight
+        `extrapolation` is 1; linear, NTK or none if it is 0.
+        """
         factor, extrapolation = self._factor(), self._extrapolation()
         magnitude = self._attention_factor()
         alpha = self.number("rope.scaling.alpha", 0.0, low=0) if self.facts.has_alpha else 0.0
-        if extrapolation == 0:
+        # alpha makes theta larger, beside whatever the factor does
+        if alpha and factor != 1:
+            raise RopeError(
+                self._key("rope.scaling.factor"), "must be 1 beside rope.scaling.alpha", factor
+            )
+        if extrapolation == 0:  # without YaRN, whose own magnitude replaces yarn_attn_factor
             magnitude *= (
                 self.number("rope.scaling.yarn_attn_factor", 1.0, above=0)
                 if self.facts.has_yarn_factors

@@ -25,10 +25,15 @@ class DecodeWorkspace:
         self, rows: int, q_heads: int, k_heads: int, head_dim: int, *, splits: int = 1, vocabulary_splits: int = 1,
         device: torch.device | str,
     ) -> None:  # fmt: skip
-        """Allocate the memory on `device`, for `rows` rows and heads of `head_dim` dims."""
+        """Allocate the memory on `device`, for `rows` rows and heads of `head_dim` dims.
+
+        splits             in how many parts `attend` reads the cache
+        vocabulary_splits  in how many parts `next_token` reads the vocabulary
+        """
         # `partial` and `statistics` hold the parts of each program of `attend`, `highest` and
         # `places` those of `next_token`; `arrived` counts the programs that have stored their
-        # parts, and `sums` has the sums of squares for which the programs of a head wait
+        # parts. `sums` has the sums of squares for which the programs of a head wait: each is the
+        # bits of a float32 plus 1, as an integer, and 0 says that it is not there yet
         self.splits, self.vocabulary_splits = splits, vocabulary_splits
         heads = q_heads + k_heads
         # the parts of `attend`, or the heads of `qkv_product`
@@ -39,6 +44,7 @@ class DecodeWorkspace:
         )
         self.highest = torch.empty(rows * vocabulary_splits, dtype=torch.float32, device=device)
         self.places = torch.empty(rows * vocabulary_splits, dtype=torch.int32, device=device)
+        # both must be 0 before a launch, so one tensor of zeros is divided between them
         sizes = (rows * heads, _sums(rows, heads, head_dim))
         self.arrived, self.sums = torch.zeros(sum(sizes), dtype=torch.int32, device=device).split(
             sizes
