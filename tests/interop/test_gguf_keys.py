@@ -161,7 +161,7 @@ def test_values_come_from_the_keys_that_llama_cpp_reads(tmp_path):
     plain = sources(tmp_path, {**both, "scaling.type": "none"}, unused, "hunyuan-dense")
     assert plain["factor"] == "hunyuan-dense.rope.scaling.alpha"
     for kind in ({}, {"scaling.type": "yarn"}):  # llama.cpp would apply both
-        with pytest.raises(RopeError, match="must be 1 beside rope.scaling.alpha"):
+        with pytest.raises(RopeError, match=r"must be 1 beside rope\.scaling\.alpha"):
             sources(tmp_path, {**both, **kind}, unused, "hunyuan-dense")
     latent = sources(tmp_path, {"dimension_count": 8}, unused, "deepseek2")
     assert latent["head_dim"] == "deepseek2.rope.dimension_count"

@@ -31,7 +31,15 @@ from typing import Any
 
 from ropewalk.config import keys
 from ropewalk.diagnosis.aliases import meaning
-from ropewalk.diagnosis.case import Examination, Facts, positive, read_type, type_of, whole
+from ropewalk.diagnosis.case import (
+    OBJECT_KEYS,
+    Examination,
+    Facts,
+    positive,
+    read_type,
+    type_of,
+    whole,
+)
 from ropewalk.diagnosis.mistakes import Mistake, finder, mistakes, repair
 from ropewalk.diagnosis.published import (
     native_length,
@@ -40,6 +48,7 @@ from ropewalk.diagnosis.published import (
     published_trained_length,
     rows_of,
     rows_of_any_length,
+    scaling_lost,
     theta_of,
 )
 from ropewalk.diagnosis.spelling import at
@@ -354,6 +363,10 @@ def served_beyond_training(case: Examination, row: Mistake) -> Facts | None:
         return None
     # a repair may have extended the rope that far already, or there may be an unread scaling
     if case.rope_type != "default" or case.length <= case.reaches or not _readable(case):
+        return None
+    # the published scaling is lost, or keys of a rope are there that no code reads: later rows say so
+    given = any(case.text.get(key) is not None for key in (*keys.THETA_KEYS, *OBJECT_KEYS))
+    if scaling_lost(case, row) is not None or (_is_fixed(case) and given):
         return None
     trained = published_trained_length(case) or case.served
     family, nested = case.family, any("." in place for place, _ in case.ropes())

@@ -600,6 +600,10 @@ def trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
     trained, factor, known = case.trained, case.factor, published_trained_length(case)
     if not trained or not factor or not known or case.rope_type != "yarn" or trained == known:
         return None
+    # published with another scaling at this length, which another row is about
+    scalings = [each.get("scaling") for each in rows_of(case) if _at_length(case, each)]
+    if scalings and all(each and each["rope_type"] != "yarn" for each in scalings):
+        return None
     # a served length equal to the trained one has not been multiplied by the factor yet
     served = case.served if case.served != trained else known * factor
     holder = next(o for _, o in case.places() if o.get(TRAINED_LENGTH_KEY) is not None)
