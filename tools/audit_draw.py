@@ -71,6 +71,10 @@ NOT_RUN = (
     "Can't load feature extractor",
     "'NoneType' object has no attribute 'vocab'",  # of a tokenizer, which is not written
     "can't allocate memory",  # for the sizes of a class that the config does not give
+    # a layer that picks blocks of keys, of which the short test sequence has one
+    "is out of bounds for dimension 3 with size 1",
+    # a small model has not the number of layers by which llama.cpp tells one without this part
+    "key not found in model: deepseek2.attention.q_lora_rank",
     "does not name its layer",  # of a node in llama.cpp's graph, by which its rotation is found
 )
 Rope = Mapping[str, Any] | str | None

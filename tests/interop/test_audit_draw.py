@@ -207,6 +207,29 @@ def _is_run(finding, run, layer):
     )
 
 
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        ({"model_type": "lfm2", "full_attn_idxs": [3, 1]}, {"full_attention": 1}),
+        ({"model_type": "deepseek_v4", "compress_ratios": [128, 4, 0]}, {"compress": 0, "main": 2}),
+        ({"model_type": "deepseek_v4", "compress_ratios": [128, 4, 128]}, {"compress": 0}),
+        ({"model_type": "bailing_hybrid", "layer_group_size": 2}, {"full_attention": 1}),
+        ({"model_type": "kolibri1"}, {"full_attention": 4, "sliding_attention": 0}),
+        ({"model_type": "granite_swa"}, {"full_attention": 0, "sliding_attention": 1}),
+        ({"model_type": "flint"}, {"full_attention": 0, "sliding_attention": 2}),
+        ({"model_type": "flint", "num_hidden_layers": 3}, {"full_attention": 0}),
+        ({"model_type": "zaya"}, {"hybrid": 0}),
+    ],
+)
+def test_a_layer_type_is_compared_at_a_layer_that_has_it(tools, config, layers):
+    measured = importlib.import_module("ropewalk_lab.engines_run.measured")
+    names = ["main", "compress"] if config["model_type"] == "deepseek_v4" else [*layers]
+    extra = ["sliding_attention"] if config["model_type"] == "flint" else []
+    extra += ["hybrid_sliding"] if config["model_type"] == "zaya" else []
+    found = measured.layer_of_type({"num_hidden_layers": 6, **config}, [*names, *extra])
+    assert found == layers
+
+
 def test_a_seed_of_mistakes_gives_the_same_configs_and_every_mistake(tools):
     mistakes = importlib.import_module("draw_mistakes")
     assert mistakes.draw(5, 40) == mistakes.draw(5, 40) != mistakes.draw(6, 40)

@@ -75,7 +75,9 @@ def layer_ropes(
     else:
         rope = _merged(v5, v4)
         # `checked_rope_objects` has refused any `layer_types` but a list of names
-        declared = dict.fromkeys(config.get("layer_types") or ("full_attention",))
+        declared = dict.fromkeys(
+            config.get("layer_types") or _types_by_theta(config, family) or ("full_attention",)
+        )
         ropes = {name: None if name in WITHOUT_ATTENTION else rope for name in declared}
     return _with_unrotated(ropes, config, objects, family)
 
@@ -183,7 +185,7 @@ def _with_unrotated(
     if rotates is None:
         # which layers are skipped is not known without the number of layers
         return {**ropes, NO_ROPE: None} if _skips_layers(family) else ropes
-    layers = _layers_by_type(config, rotates)
+    layers = _layers_by_type(config, family, rotates)
     # by the rule "zero_layer_rope_theta" the thetas of layers tell only which of them rotate
     if thetas is not None and family.unrotated != "zero_layer_rope_theta":
         ropes = {
@@ -256,11 +258,24 @@ def _layer_count(config: Mapping[str, Any]) -> int | None:
     return next((config[key] for key in LAYER_COUNT_KEYS if config.get(key) is not None), None)
 
 
-def _layers_by_type(config: Mapping[str, Any], rotates: list[bool]) -> dict[str, list[int]]:
-    """Return {layer type: indices of its layers}. If `layer_types` and `rotates` differ in length,
+def _types_by_theta(config: Mapping[str, Any], family: Family) -> list[str] | None:
+    """Return the layer type of each layer, by the family's pattern, of a config without
+    `layer_types` that lists the theta of each layer; None for any other config.
+    """
+    thetas = config.get(LAYER_THETA_KEY)
+    if config.get("layer_types") or family.full_layers is None or not thetas:
+        return None
+    return family.full_layers.layer_types(config, len(thetas))
+
+
+def _layers_by_type(
+    config: Mapping[str, Any], family: Family, rotates: list[bool]
+) -> dict[str, list[int]]:
+    """Return {layer type: indices of its layers}; if `layer_types` and `rotates` differ in length,
     layers beyond the shorter one are left out here; `layer_names` raises an error then.
     """
-    declared, layers = config.get("layer_types") or ["full_attention"] * len(rotates), {}
+    declared = config.get("layer_types") or _types_by_theta(config, family)
+    declared, layers = declared or ["full_attention"] * len(rotates), {}
     for index, (name, _) in enumerate(zip(declared, rotates, strict=False)):
         layers.setdefault(name, []).append(index)
     return layers

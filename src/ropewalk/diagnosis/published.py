@@ -546,6 +546,9 @@ def scaling_differs(case: Examination, row: Mistake) -> Facts | None:
         # linear or dynamic, and with the published factor only the type is another; but a scaling
         # that is "left_out" in part cannot be written
         copied = kind in ("linear", "dynamic") or rope.get("factor") == scaling.get("factor")
+        # nor with YaRN from a length that is not the one they were trained with
+        starts = (None, scaling.get(TRAINED_LENGTH_KEY))
+        copied |= kind == "yarn" and rope.get(TRAINED_LENGTH_KEY) not in starts
         copied = copied and "left_out" not in scaling
         # only `rope_scaling` is replaced as a whole; `rope_parameters` has theta inside too
         same_place = rope is case.text.get("rope_scaling")

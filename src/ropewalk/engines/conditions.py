@@ -156,6 +156,9 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "no key rope_scaling": lambda reading: "rope_scaling" not in reading.case.config,
     "no key factor": lambda reading: "factor" not in reading.case.rope_with_nulls,
     "v4 rope given": lambda reading: bool(reading.case.config.get("rope_scaling")),
+    "mamba_d_head is a text": lambda reading: isinstance(
+        reading.case.config.get("mamba_d_head"), str
+    ),
     "mamba layers": lambda reading: "mamba" in declared_types(reading.case.config),
     "v5 rope given": lambda reading: bool(reading.case.config.get("rope_parameters")),
     "old class refuses": lambda reading: _old_class_refuses(reading.case),
@@ -183,17 +186,59 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "sliding_window_pattern that is no number": lambda reading: (
         not isinstance(reading.case.config.get("sliding_window_pattern", 1), int | float)
     ),
+    "sliding_window is null": lambda reading: reading.case.config.get("sliding_window", 0) is None,
     "twice the key heads are too many": lambda reading: (
         2 * (reading.case.config.get("num_key_value_heads") or 0)
         > (reading.case.config.get("num_attention_heads") or 10**6)
     ),
     # the whole config names its model with null or an empty list
     "architectures that are empty": lambda reading: _names_no_model(reading.case.config),
+    # the layers of one model have a window and have none, and max_window_layers is not their number
+    "a window in some layers alone": lambda reading: _has_window_in_some(reading.case.config),
+    # of full layers, whose heads Gemma's newer classes give by keys of their own
+    "other heads in full layers": lambda reading: _has_other_heads(reading.case.config),
+    "mamba heads that do not fill their width": lambda reading: (
+        not _fills_mamba_width(reading.case.config)
+    ),
     # whether the last position, not the length, is above the trained length
     "last position above trained": lambda reading: (
         reading.case.length - 1 > getattr(reading.spec.scaling, "original_length", 0)
     ),
 }
+
+
+def _has_window_in_some(config: Mapping[str, Any]) -> bool:
+    """Return whether some layers of a Qwen model have a sliding window and others have none, by
+    `layer_types` or by `max_window_layers`, which is not the number of layers.
+    """
+    layers, full = config.get("num_hidden_layers"), config.get("max_window_layers", 28)
+    if not isinstance(layers, int) or not isinstance(full, int) or full == layers:
+        return False
+    if isinstance(config.get("layer_types"), list):
+        return len({*config["layer_types"]}) > 1
+    has_window = config.get("use_sliding_window") and config.get("sliding_window", 4096) is not None
+    return bool(has_window) and 0 < full < layers
+
+
+def _has_other_heads(config: Mapping[str, Any]) -> bool:
+    """Return whether full layers have heads of another size, or another number of them, than the
+    other layers, by the keys and the defaults of Gemma's newer classes.
+    """
+    if config.get("global_head_dim", 512) != config.get("head_dim", 256):
+        return True
+    is_embedding = config.get("model_type") == "embedding_gemma2_text"
+    heads = config.get("num_key_value_heads", 2)
+    return is_embedding and config.get("num_global_key_value_heads", 1) != heads
+
+
+def _fills_mamba_width(config: Mapping[str, Any]) -> bool:
+    """Return whether the heads of mamba layers are as wide as these layers, with the defaults of
+    SGLang's class of GraniteMoeHybrid.
+    """
+    size, count = config.get("mamba_d_head", 64), config.get("mamba_n_heads", 64)
+    expand, hidden = config.get("mamba_expand", 2), config.get("hidden_size", 2048)
+    given = (size, count, expand, hidden)
+    return all(isinstance(each, int) for each in given) and size * count == expand * hidden
 
 
 def _rotating(case: ServedLayer) -> list[int]:

@@ -35,6 +35,7 @@ NUMBERS = {
     "attn_factor": 1.0,
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
+    "alpha": 1000.0,
     "rope_theta": 10_000.0,
     TRAINED: 4096,
 }

@@ -30,7 +30,7 @@ from ropewalk.caches import cached
 from ropewalk.engines.case import OUTER_ARCHITECTURES, OUTER_TYPE, ServedLayer
 from ropewalk.engines.conditions import CONDITIONS
 from ropewalk.engines.reading import EngineReading, EngineRule
-from ropewalk.engines.rope_faults import all_ropes, has_three_sections, name_of
+from ropewalk.engines.rope_faults import ROPES, all_ropes, has_three_sections, name_of
 from ropewalk.engines.taken_as import TAKEN_AS
 from ropewalk.engines.unread import OTHER, REASONS, USUAL, usual
 from ropewalk.errors import RopeError
@@ -256,6 +256,10 @@ class Release:
                 and ("name" not in row or row["name"] == name_of(config.get("rope_scaling") or {}))
                 and not _has_name(config, row.get("not_names", ()))
                 and ("names" not in row or _has_name(config, row["names"]))
+                and not (row.get("no_rope") and any(config.get(key) for key in ROPES))
+                and ("given" not in row or config.get(row["given"]) is not None)
+                and ("lacks" not in row or config.get(row["lacks"]) is None)
+                and ("null" not in row or config.get(row["null"], 0) is None)
                 and not (row.get("alone") and "model_type_outside" in config)
             )
             row = next(families, {})  # the first that is about such a config

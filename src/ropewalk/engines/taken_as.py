@@ -37,6 +37,7 @@ from ropewalk.engines.rope_faults import (
     POSSIBLE,
     WIDTHS,
     Config,
+    all_ropes,
     below_zero,
     faulty,
     has_no_name,
@@ -56,6 +57,7 @@ from ropewalk.engines.rope_faults import (
     is_no_width,
     is_numeric_text,
     is_too_large,
+    lacks_needed,
     name_of,
     no_numbers,
     no_objects,
@@ -128,6 +130,17 @@ DEFAULT_ROPES: dict[str, dict[str, Any]] = {
         "mscale": 1.0,
         "llama_4_scaling_beta": 0.1,
     },
+    "mistral4": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 128.0,
+        TRAINED: 8192,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale_all_dim": 1.0,
+        "mscale": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
     "mimo_v2_flash": {
         "full_attention": {
             "rope_type": "default",
@@ -141,6 +154,8 @@ DEFAULT_ROPES: dict[str, dict[str, Any]] = {
         },
     },
 }
+
+DEFAULT_ROPES["gemma4_unified_text"] = DEFAULT_ROPES["gemma4_text"]
 
 #: while the rules are applied, values that no scaling accepts are replaced by these; `put_back` of
 #: unread.py writes the values themselves into the result
@@ -365,7 +380,26 @@ def _with_sections(
         fitting = fit(given, pairs) if fit is not None and is_three else third
         return {**rope, "mrope_section": fitting}
 
-    return with_ropes(config, change)
+    return _with_ropes_or_one(config, change)
+
+
+def _even_width(config: Config) -> Config:
+    """Return the config with one more rotated dimension, where they are an odd number, and the
+    theta that leaves the frequencies as they were.
+    """
+    width = width_of(config)
+    size: Any = config.get("head_dim")
+    if size is None:
+        size = config["hidden_size"] // config["num_attention_heads"]
+    if not any("rope_theta" in place for place in (config, *all_ropes(config))):
+        config = {**config, "rope_theta": _theta_of(config)}
+
+    def change(place: Config) -> Config:
+        """Return a config or a rope with another theta, if it has one."""
+        theta: Any = place.get("rope_theta")
+        return place if theta is None else {**place, "rope_theta": theta ** ((width + 1) / width)}
+
+    return with_places(_fractions(config, (width + 1) / size, has_odd_width), change)
 
 
 def _one_section(config: Config) -> Config:
@@ -555,7 +589,7 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "theta 10,000": lambda config: _theta_instead(config, 10_000.0),
     "theta 100,000": lambda config: _theta_instead(config, 100_000.0),
     "no fraction": lambda config: _fraction_instead(config, {}),
-    "fraction 0.375": lambda config: _fraction_instead(config, {"partial_rotary_factor": 0.375}),
+    "fraction 0.625": lambda config: _fraction_instead(config, {"partial_rotary_factor": 0.625}),
     "integers": lambda config: with_ropes(_integers(config), _integers),
     "rope_type alone": lambda config: with_ropes(config, without("type")),
     "type alone": lambda config: with_ropes(config, without("rope_type")),
@@ -567,6 +601,12 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "complete": _complete,
     "linear by 7": lambda config: with_ropes(config, _scaled(7.0)),
     "linear where the name is unknown": _if(has_unknown_name, _scaled(2.0)),
+    "unscaled where the name is unknown": _if(
+        has_unknown_name, lambda rope: _unscaled(_without_name(rope))
+    ),
+    "unscaled where a number is missing": _if(
+        lacks_needed, lambda rope: _unscaled(_without_name(rope))
+    ),
     "yarn where the name is unknown": _if(has_unknown_name, _named("yarn")),
     # linear beside yarn: transformers' class adds the trained length to a rope of type yarn, which
     # the engine would read, and adds nothing to linear
@@ -689,6 +729,7 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "the width of rotary_dim": lambda config: _fractions(
         config, config["rotary_dim"] / config["head_dim"], lambda _: True
     ),
+    "an even width with the same frequencies": lambda config: _even_width(config),
     "no fraction of an odd number": lambda config: _fractions(config, 0.5, has_odd_width),
     "a fourth instead of an odd number": lambda config: _fractions(config, 0.25, has_odd_width),
     "a served length of 4096": lambda config: _served(config, 4096),

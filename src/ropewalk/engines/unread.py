@@ -373,7 +373,7 @@ OTHER = {
     "empty type": "linear by 7 where the name is no text",
     "null as a frequency factor of llama3": "linear by 7",
     "factors of longrope of at most 0": "other factors above 0",
-    "fraction above 1": "fraction 0.375",
+    "fraction above 1": "fraction 0.625",
     "text instead of a trained length": "linear by 7",
     "text instead of a theta": "ten times the theta",
     "text instead of a number": "linear by 7",

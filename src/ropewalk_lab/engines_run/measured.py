@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropewalk.config import file as config_file
+from ropewalk.config.families import family_of
 from ropewalk.config.hf import read_specs
 from ropewalk.engines.reading import frequencies_of
 from ropewalk.errors import RopeError
@@ -45,6 +46,22 @@ LAYER_NAMES = {
         "compress": ("compressed_sparse_attention", "heavily_compressed_attention"),
     }
 }
+#: families whose layer types follow the pattern that the table of families has
+BY_PATTERN = (
+    "bailing_hybrid",
+    "embedding_gemma2_text",
+    "granite_swa",
+    "granitemoe_swa",
+    "kolibri1",
+)
+#: {entry of `compress_ratios`: the layer type that it stands for}
+COMPRESSED = {
+    0: "sliding_attention",
+    4: "compressed_sparse_attention",
+    128: "heavily_compressed_attention",
+}
+#: {family: {layer type: its first layer without `layer_types`}}; other types have no layer then
+FIRST_LAYERS = {"flint": {"full_attention": 0, "sliding_attention": 2}, "zaya": {"hybrid": 0}}
 #: such families whose first layer has full attention, and the second has not
 FULL_FIRST = ("modernbert", "modernbert-decoder")
 #: relative difference of two frequencies, or of two magnitudes, that is rounding in float32
@@ -158,7 +175,23 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
     attending = text.get("attn_layer_indices")  # the others are Mamba layers
     if attending is None and isinstance(kinds := text.get("layers_block_type"), list):
         attending = [index for index, kind in enumerate(kinds) if kind in ("attention", "hybrid")]
+    if isinstance(indices := text.get("full_attn_idxs"), list):  # the others are convolutions
+        attending = sorted(indices)
     first_layers = {}
+    if not declared and isinstance(ratios := text.get("compress_ratios"), list):
+        declared = [COMPRESSED.get(ratio, "") for ratio in ratios]
+    if not declared and (firsts := FIRST_LAYERS.get(str(text.get("model_type")))):
+        # the last layer has no window
+        last = (text.get("num_hidden_layers") or 10**6) - 1
+        return {
+            name: firsts[name]
+            for name in layer_types
+            if name in firsts and (name != "sliding_attention" or firsts[name] < last)
+        }
+    if not declared and str(text.get("model_type")) in BY_PATTERN:
+        full = family_of(text["model_type"]).full_layers
+        count = text.get("num_hidden_layers")
+        declared = full.layer_types(text, count) if full and isinstance(count, int) else None
     if names := LAYER_NAMES.get(str(text.get("model_type"))):
         if not declared:  # which layers the others are follows from further keys
             return {name: 0 for name in layer_types if name == "main"}

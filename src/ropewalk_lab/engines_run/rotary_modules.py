@@ -211,5 +211,6 @@ def _matrices(rope: torch.nn.Module, axes: int, length: int) -> list[Any]:
                 [torch.eye(3, dtype=torch.long)[:, axis], torch.full((3,), last)], dim=1
             )
         rotated, _ = rotate(positions, units.clone(), units.clone())
-        matrices.append(rotated[0].reshape(size, size).T.float().numpy())
+        # some put an axis before that of the tokens
+        matrices.append(rotated.reshape(2, size, size)[0].T.float().numpy())
     return matrices

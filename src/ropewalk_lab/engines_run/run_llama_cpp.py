@@ -41,6 +41,8 @@ logging.disable(logging.CRITICAL)
 LIBRARY = llama.load()
 #: error messages of llama.cpp, of the current row alone
 MESSAGES: list[str] = []
+#: what a converter keeps in its class from one checkpoint to the next
+LEFT_IN_CLASS = ("_alpha_n", "_alpha_p", "_beta", "_eps")
 #: modes of a ROPE node, as bits: NEOX and MROPE have the half layout; with MROPE the pairs of each
 #: axis form a section, with IMROPE, which has the bit of MROPE too, the pairs of the axes alternate
 NEOX, MROPE, IMROPE = 2, 8, 40
@@ -168,7 +170,12 @@ def _convert(folder: Path, target: Path) -> None:
     with torch.inference_mode():
         hparams = ModelBase.load_hparams(folder, False)  # False: not in Mistral's own format
         model_class = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
-        model_class.set_vocab = _no_vocabulary
+        # some converters hand the work to a class inside them
+        for each in (model_class, *vars(model_class).values()):
+            if isinstance(each, type) and issubclass(each, ModelBase):
+                each.set_vocab = _no_vocabulary
+        for name in LEFT_IN_CLASS:
+            getattr(model_class, name, {}).clear()
         model_class.no_mtp = True  # a small model has no layers that predict further tokens
         model_class(folder, gguf.LlamaFileType.ALL_F32, target).write()
 

@@ -56,9 +56,8 @@ def _check_fits(model: torch.nn.Module, module: torch.nn.Module, named: dict[str
     config: Any = module.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     # the attention of some families passes only the part of the head that rotates
-    size: Any = next(
-        (each.rotary_ndims for each in model.modules() if hasattr(each, "rotary_ndims")), head_dim
-    )
+    sizes: Any = (each.rotary_ndims for each in model.modules() if hasattr(each, "rotary_ndims"))
+    size = min(next(sizes, head_dim), head_dim)  # of more dimensions it has all that a head has
     vectors = torch.zeros(1, 1, 2, int(size))
     function(vectors, vectors, *module(torch.zeros(1), torch.tensor([[0, 1]]), **named)[:2])
 
