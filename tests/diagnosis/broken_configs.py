@@ -931,4 +931,10 @@ BROKEN = [
         {**VICUNA, "rope_scaling": LINEAR},
     ),
     Broken("scaling_outside_rope_object", {**LLAMA, **YARN, "rope_scaling": {}}, RIGHT),
+    Broken(
+        "length_beyond_positions",
+        {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_positions": 1024},
+        None,
+        {"length": 4096},
+    ),
 ]

@@ -32,7 +32,6 @@ from typing import Any
 from ropewalk.config import keys
 from ropewalk.diagnosis.aliases import meaning
 from ropewalk.diagnosis.case import (
-    OBJECT_KEYS,
     Examination,
     Facts,
     positive,
@@ -364,9 +363,8 @@ def served_beyond_training(case: Examination, row: Mistake) -> Facts | None:
     # a repair may have extended the rope that far already, or there may be an unread scaling
     if case.rope_type != "default" or case.length <= case.reaches or not _readable(case):
         return None
-    # the published scaling is lost, or keys of a rope are there that no code reads: later rows say so
-    given = any(case.text.get(key) is not None for key in (*keys.THETA_KEYS, *OBJECT_KEYS))
-    if scaling_lost(case, row) is not None or (_is_fixed(case) and given):
+    # the published scaling is lost, or no scaling is read: later rows say so
+    if scaling_lost(case, row) is not None or _is_fixed(case):
         return None
     trained = published_trained_length(case) or case.served
     family, nested = case.family, any("." in place for place, _ in case.ropes())
@@ -392,9 +390,23 @@ def served_beyond_training(case: Examination, row: Mistake) -> Facts | None:
 
 def _is_fixed(case: Examination) -> bool:
     """Return whether the code of this family reads no scaling."""
-    # the row that reports a scaling in such a family lists them all
-    fixed = (row.names for row in mistakes() if row.find == "rope_of_fixed_family")
-    return any(case.model_type in names for names in fixed)
+    return _fixed(case) is not None
+
+
+def _fixed(case: Examination) -> str | None:
+    """Return what a family has whose code reads no scaling; None for any other."""
+    named = (row.names for row in mistakes() if row.find == "rope_of_fixed_family")
+    return next((names[kind] for names in named if (kind := str(case.model_type)) in names), None)
+
+
+@finder
+def length_beyond_positions(case: Examination, row: Mistake) -> Facts | None:
+    """Find a length in use beyond the served length of a family whose code reads no scaling."""
+    has = _fixed(case)
+    if has is None or case.length is None or case.served is None or case.length <= case.served:
+        return None
+    facts = {"key": length_key(case), "value": case.served, "length": case.length, "has": has}
+    return {**facts, "model": case.model_type}
 
 
 @finder

@@ -133,9 +133,10 @@ def rows_of(case: Examination) -> list[dict[str, Any]]:
     its served length; else those that serve its trained length; else all.
     """
     found = _named(case, rows_of_any_length(case))
-    # a null window: not a model that was published with a window, if there are others
-    if case.text.get("sliding_window", 0) is None:
-        found = [row for row in found if not row.get("windowed")] or found
+    # a window tells a model that was published with one from others of its sizes
+    if "sliding_window" in case.text:
+        window = case.text["sliding_window"] is not None
+        found = [row for row in found if bool(row.get("windowed")) == window] or found
     served = [row for row in found if case.served in row["lengths"]]
     both = [row for row in served if case.trained is not None and _trained(row) == case.trained]
     return both or served or [row for row in found if case.trained in row["lengths"]] or found
