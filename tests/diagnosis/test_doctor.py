@@ -530,6 +530,16 @@ def test_v5_and_nested_forms_are_healthy():
         assert rw.doctor(config).exit_status == 0
 
 
+@pytest.mark.parametrize("count", [6, 7, 8, 10])
+def test_layer_types_go_on_as_they_began(count):
+    """Continued or cut, the pattern keeps its order; the ropes by layer type do not show that."""
+    period = ["full_attention", "sliding_attention", "sliding_attention"]
+    config = {**QWEN3_8B, "num_hidden_layers": count, "layer_types": period * 3}
+    found = rw.doctor(config)
+    assert "layer_types_length" in {each.id for each in found.findings}
+    assert found.corrected["layer_types"] == (period * 4)[:count]
+
+
 def test_a_longer_served_length_is_told():
     broken = {**QWEN3_8B, "rope_scaling": {"type": "yarn", "factor": "4.0"}}
     broken["rope_scaling"]["original_max_position_embeddings"] = 32768

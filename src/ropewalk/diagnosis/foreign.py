@@ -311,7 +311,7 @@ def thetas_of_unknown(case: Examination, row: Mistake) -> Facts | None:
     """Find thetas under several names that differ, in a model whose code is not known, so that it
     may read any of them.
     """
-    if case.family.known or case.metadata is not None:
+    if case.family.known:
         return None
     thetas = {}
     for key, value in case.text.items():

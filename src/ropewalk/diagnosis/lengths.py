@@ -369,9 +369,9 @@ def served_beyond_training(case: Examination, row: Mistake) -> Facts | None:
     trained = published_trained_length(case) or case.served
     family, nested = case.family, any("." in place for place, _ in case.ropes())
     # can, plain: YaRN can be written for one rope that rotates whole heads, in a family that reads
-    # "yarn" as YaRN, which another name in `renamed` or a code without scalings does not
+    # "yarn" as YaRN, and not as another name in `renamed`
     can = family.known and not (family.only_default or family.layer_thetas or nested)
-    can = can and "yarn" not in family.renamed and not _is_fixed(case)
+    can = can and "yarn" not in family.renamed
     # a theta of another release may be the mistake, and not the length
     thetas = published_theta(case)
     can = can and (not thetas or theta_of(case) in thetas)
