@@ -212,7 +212,7 @@ def key_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
     the key `name`, or None. The mistake is `fixable` if nothing that the model reads contradicts
     the keys, and they say one scaling with all that it needs.
     """
-    if not case.family.known or case.metadata is not None:
+    if not case.family.known:
         return None
     found, meant = _foreign(case)
     if not found:
@@ -365,7 +365,7 @@ def rope_key_unread(case: Examination, row: Mistake) -> Facts | None:
     """
     family = case.family
     # "_class_name" is in configs of diffusers, whose models have keys of their own
-    if not family.known or case.metadata is not None or "_class_name" in case.text:
+    if not family.known or "_class_name" in case.text:
         return None
     read = {*family.reads, *family.renamed.values(), *family.defaults, *OBJECT_KEYS}
     read |= {each.key for each in family.layer_thetas.values()}

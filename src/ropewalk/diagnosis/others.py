@@ -110,7 +110,7 @@ def unreadable(case: Examination, row: Mistake) -> Facts | None:
 def config_wrapped(case: Examination, row: Mistake) -> Facts | None:
     """Find the whole config inside another object, with nothing outside that a config must have."""
     # known text parts, such as text_config, are read where they are
-    if case.metadata is not None or case.text is not case.root:
+    if case.text is not case.root:
         return None
     sizes = (*keys.HIDDEN_SIZE_KEYS, "model_type", "architectures")
     inside = [
@@ -137,7 +137,7 @@ def unwrap_config(case: Examination, row: Mistake, facts: Facts) -> None:
 @finder
 def model_type_missing(case: Examination, row: Mistake) -> Facts | None:
     """Find a config without model_type whose `architectures` name the class of a known family."""
-    if case.metadata is not None or case.text.get("model_type") or case.root.get("model_type"):
+    if case.text.get("model_type") or case.root.get("model_type"):
         return None
     classes = case.root.get("architectures")
     if not isinstance(classes, list) or not classes or not isinstance(classes[0], str):
@@ -155,7 +155,7 @@ def model_type_missing(case: Examination, row: Mistake) -> Facts | None:
 def family_unknown(case: Examination, row: Mistake) -> Facts | None:
     """Find a model type whose code is not known."""
     # "_class_name" is in configs of diffusers, which have no model_type
-    if case.metadata is not None or case.family.known or "_class_name" in case.text:
+    if case.family.known or "_class_name" in case.text:
         return None
     near = nearest(str(case.model_type), families(), LIKENESS)
     likely = f" (perhaps {near})" if near else ""

@@ -214,7 +214,7 @@ def object_elsewhere(case: Examination, row: Mistake) -> Facts | None:
     config without a rope object. A class that is not known may read it there; a GGUF file has no
     such keys.
     """
-    if not case.family.known or case.metadata is not None or any(_objects(case)):
+    if not case.family.known or any(_objects(case)):
         return None
     # an object with one of these keys is the config of another model, such as a vision tower
     sizes = {"model_type", *keys.HIDDEN_SIZE_KEYS}
@@ -490,7 +490,7 @@ def type_of_another_family(case: Examination, row: Mistake) -> Facts | None:
     {such a name: the name that all model types know}.
     """
     family = str(case.model_type)
-    if not case.family.known or case.metadata is not None or family in row.keys:
+    if not case.family.known or family in row.keys:
         return None
     for place, rope in case.ropes():
         for key in ("rope_type", "type"):
