@@ -116,7 +116,7 @@ class Gap:
     @property
     def share(self) -> float:
         """The difference as a share of the pass keys, or as the share by which the perplexity
-        differs: 0.1 nats are 0.105. So shortfalls in both kinds of measures can be compared.
+        differs: 0.1 nats are 0.105. So differences in both kinds of measures can be compared.
         """
         if self.measure.endswith("keys"):
             return self.difference
