@@ -85,6 +85,7 @@ class Meter:
     """Measures methods and stores a row for each pass key, and for each window of text at each of
     its two lengths.
 
+    reader    of the model; `samples` are what it reads, and `ledger` stores the rows
     report    called with a step before each measurement
     long_ppl  whether the key tokens of LongPPL are looked for, which takes as long as reading every
               window four times

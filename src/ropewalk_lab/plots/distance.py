@@ -43,8 +43,8 @@ def random_pair(dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def decay(view: View) -> Any:
-    """Draw RoFormer's decay curve on the left (S_j is the sum of e^{i distance omega} over the first
-    j pairs), and on the right the scores of one q and k, with their bound by Abel summation.
+    """Draw RoFormer's decay curve on the left (S_j is the sum of e^{i distance omega} over j pairs,
+    fastest first), and on the right the scores of one q and k, with their bound by Abel summation.
     """
     look, frequencies = view.look, analysis.radians(view.spec, view.served)
     distances = np.arange(DECAY_DISTANCES + 1)
