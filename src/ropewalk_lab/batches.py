@@ -120,10 +120,8 @@ def next_token(rows: np.ndarray, is_target: np.ndarray | None = None) -> Batch:
     """Return rows [B, S + 1] as inputs and next-token targets [B, S]; tokens where `is_target`
     [B, S + 1] is False are ignored as targets. None: every token is a target.
     """
-    inputs, targets = (
-        torch.from_numpy(np.ascontiguousarray(rows[:, :-1])),
-        torch.from_numpy(np.ascontiguousarray(rows[:, 1:])),
-    )
+    inputs = torch.from_numpy(np.ascontiguousarray(rows[:, :-1]))
+    targets = torch.from_numpy(np.ascontiguousarray(rows[:, 1:]))
     if is_target is None:
         return Batch(inputs, targets, targets.numel())
     target_mask = is_target[:, 1:]
@@ -178,11 +176,8 @@ class TextBatches:
         passes, window = np.divmod(np.asarray(index, dtype=np.int64), windows)
         # for each pass two random numbers of the stream 0: of its order and of its offset
         random_bits = bits(fold(self.seed, length), passes, 0, 2)
-        order_seed, offset = (
-            random_bits[:, 0],
-            (random_bits[:, 1] % np.uint64(length)).astype(np.int64),
-        )
-        return permuted(window, windows, order_seed) * length + offset
+        offset = (random_bits[:, 1] % np.uint64(length)).astype(np.int64)
+        return permuted(window, windows, random_bits[:, 0]) * length + offset
 
     def _document_indices(self, starts: np.ndarray, length: int) -> Tensor:
         """Return the document index of each token of the windows, from 1: [len(starts), length]."""
@@ -277,10 +272,8 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
             extra,
         )
     # `int`, because batches may have different dtypes
-    inputs, targets = (
-        torch.cat([b.inputs.int() for b in batches]),
-        torch.cat([b.targets.int() for b in batches]),
-    )
+    inputs = torch.cat([b.inputs.int() for b in batches])
+    targets = torch.cat([b.targets.int() for b in batches])
     return Batch(inputs, targets, sum(b.count for b in batches))
 
 
@@ -343,11 +336,8 @@ def mask_tokens(
     # 64 random bits for each token make three numbers: the high 24 bits choose the targets, the
     # next 20 the kind of replacement, and the low 20 a random token; they are of the stream 0
     raw = bits(seed, index, 0, length)
-    draw, replacement, other = (
-        raw >> np.uint64(40),
-        (raw >> np.uint64(20)) & _LOW_20_BITS,
-        raw & _LOW_20_BITS,
-    )
+    draw = raw >> np.uint64(40)
+    replacement, other = (raw >> np.uint64(20)) & _LOW_20_BITS, raw & _LOW_20_BITS
     if whole_words:
         # every token of a word uses the draw of the word's first token, which is the latest column
         # where a word starts

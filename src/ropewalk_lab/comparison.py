@@ -183,10 +183,8 @@ def _spread(layer: Attention, length: int) -> float:
 def _scores(
     encoding: Encoding, queries: Tensor, keys: Tensor, q_at: Tensor, k_at: Tensor
 ) -> Tensor:
-    """Return scaled scores [B, H, Sq, Sk] of tokens [B, S, model_dim] at positions `q_at` and
-    `k_at`.
-
-    The projections to q and k are the identity.
+    """Return scaled scores [B, H, Sq, Sk] of the tokens `queries` [B, Sq, model_dim] at positions
+    `q_at` [Sq] with `keys` [B, Sk, model_dim] at `k_at` [Sk]; these tokens are not projected.
     """
     sizes = encoding.sizes
     rotated = []

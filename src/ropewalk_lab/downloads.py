@@ -33,7 +33,7 @@ TIME_LIMIT = 3600
 
 @dataclass(frozen=True)
 class Download:
-    """A file in a package.
+    """A file in a package; `about` and `licence` describe it to the user.
 
     tool      pip or npm, the user's own
     package   its name and version, as the tool takes them

@@ -47,12 +47,8 @@ class Loader:
         self, batches: Batches, stages: Sequence[Stage], accumulation: int, parallel: Parallel
     ) -> None:
         """Keep where the samples come from, and how they are divided into steps and ranks."""
-        self.batches, self.stages, self.accumulation, self.parallel = (
-            batches,
-            stages,
-            accumulation,
-            parallel,
-        )
+        self.batches, self.stages = batches, stages
+        self.accumulation, self.parallel = accumulation, parallel
 
     def load(self, step: int) -> StepData:
         """Return the micro-batches of one step on this rank's device, and the seconds it took to

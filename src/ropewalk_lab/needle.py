@@ -32,11 +32,8 @@ def answer_loss(
     whether the model uses it.
     """
     needle = TaskBatches(task, seed=seed, options=(("depth", 0.0),))
-    # the numbers of the samples, and how many are read in one forward pass
-    index, batch_size = (
-        FIRST + np.arange(count),
-        max(1, MAX_TOKENS // length),
-    )
+    index = FIRST + np.arange(count)  # the numbers of the samples
+    batch_size = max(1, MAX_TOKENS // length)  # samples in one forward pass
     total, num_targets = 0.0, 0
     with evaluating(model, device) as device:
         for start in range(0, count, batch_size):

@@ -1,5 +1,5 @@
-"""Recalibration: train a migrated language model for some steps, at its old length, until it works
-again.
+"""Recalibration: train a language model whose position encoding was changed for some steps, at its
+old length, until it works again.
 """
 
 from __future__ import annotations
@@ -50,11 +50,8 @@ def recalibrate(
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda step: min(1.0, (step + 1) / max(1, warmup))
     )
-    generator, losses, was_training = (
-        torch.Generator().manual_seed(integer("seed", seed, low=0)),
-        [],
-        model.training,
-    )
+    generator = torch.Generator().manual_seed(integer("seed", seed, low=0))
+    losses, was_training = [], model.training
     model.train()
     try:
         for step in range(steps):

@@ -68,11 +68,8 @@ class Subwords:
         self.inner.no_padding()
         self.name = f"subwords-{hashlib.sha256(content).hexdigest()[:16]}"
         self.num_words = max(self.inner.get_vocab().values()) + 1  # a vocabulary may skip ids
-        mask, separator, self.start = (
-            self._first(MASKS),
-            self._first(SEPARATORS),
-            self._first(STARTS),
-        )
+        mask, separator = self._first(MASKS), self._first(SEPARATORS)
+        self.start = self._first(STARTS)
         self.mask_id: int = self.num_words if mask is None else mask
         if separator is None:
             raise RopeError(
@@ -124,13 +121,7 @@ def _word_starts(inner: Any, texts: list[str]) -> np.ndarray:
     spaces = ("Ġ", "▁")
     if '"ByteLevel"' in json.dumps([parts["pre_tokenizer"], parts["decoder"]]):
         # how byte level writes bytes 9 to 13, from the tab and the newline to the carriage return
-        spaces += (
-            "ĉ",
-            "Ċ",
-            "ċ",
-            "Č",
-            "č",
-        )
+        spaces += ("ĉ", "Ċ", "ċ", "Č", "č")
     return np.array([text[:1] in spaces or not text[:1].isalnum() for text in texts])
 
 

@@ -116,10 +116,8 @@ def addition(seed: int, index: np.ndarray, length: int, digits: int | None = Non
     n = max_n if digits is None else integer("digits", digits, low=1, high=max_n)
     a, b = (below(seed, index, stream, count=n, high=10) for stream in (0, 1))
     # addition by hand, from the last digit to the first, because numbers may exceed 64 bits
-    total, carry = (
-        np.zeros((len(index), n + 1), dtype=np.int64),
-        np.zeros(len(index), dtype=np.int64),
-    )
+    total = np.zeros((len(index), n + 1), dtype=np.int64)
+    carry = np.zeros(len(index), dtype=np.int64)
     for place in reversed(range(n)):
         carry, total[:, place + 1] = np.divmod(a[:, place] + b[:, place] + carry, 10)
     total[:, 0] = carry
@@ -141,10 +139,7 @@ def induction(seed: int, index: np.ndarray, length: int, depth: float | None = N
     noise = (trigger + steps) % len(LETTERS)  # never the trigger
     tokens = LETTERS[noise]
     # `place` is the column of the first A; at most length - 4, so that its B precedes the last A B
-    rows, place = (
-        np.arange(len(index)),
-        at_depth(seed, index, length - 4, depth),
-    )
+    rows, place = np.arange(len(index)), at_depth(seed, index, length - 4, depth)
     tokens[rows, place] = LETTERS[trigger[:, 0]]
     tokens[:, -2] = LETTERS[trigger[:, 0]]
     tokens[:, -1] = tokens[rows, place + 1]
@@ -166,9 +161,8 @@ def recall(
     names = bits(seed, index, stream=0, count=len(LETTERS)).argsort(1)[:, :n]  # n different letters
     values = below(seed, index, stream=1, count=n, high=len(DIGITS))
     random_order = bits(seed, index, stream=2, count=slots)
-    random_order[rows, at_depth(seed, index, slots - 1, depth)] = (
-        0  # this slot sorts first, so the pair in question gets it
-    )
+    # this slot sorts first, so the pair in question gets it
+    random_order[rows, at_depth(seed, index, slots - 1, depth)] = 0
     where = random_order.argsort(1, kind="stable")[:, :n]
     tokens = np.full((len(index), length), FILLER, dtype=np.uint8)
     tokens[rows[:, None], 2 * where] = LETTERS[names]

@@ -73,11 +73,8 @@ def pad_rows(rows: Sequence[TextRow], length: int) -> tuple[Tensor, Tensor, Tens
     padding = np.zeros((len(rows), length), dtype=bool)
     for number, row in enumerate(rows):
         size = len(row.tokens)
-        tokens[number, :size], types[number, :size], padding[number, :size] = (
-            row.tokens,
-            row.second,
-            True,
-        )
+        tokens[number, :size], types[number, :size] = row.tokens, row.second
+        padding[number, :size] = True
     return torch.from_numpy(tokens), torch.from_numpy(types), torch.from_numpy(padding)
 
 

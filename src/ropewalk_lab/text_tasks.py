@@ -79,9 +79,8 @@ def _fact_in_filler(
             length,
         )
     random_order = bits(seed, index, stream=3, count=slots)
-    random_order[np.arange(batch), at_depth(seed, index, slots - 1, depth)] = (
-        0  # this slot sorts first
-    )
+    # this slot sorts first, so the first fact gets it
+    random_order[np.arange(batch), at_depth(seed, index, slots - 1, depth)] = 0
     where = random_order.argsort(1, kind="stable")[:, : len(facts)]
     spare = (length - question.shape[1]) - slots * size  # columns that no slot has
     for number, fact in enumerate(facts):

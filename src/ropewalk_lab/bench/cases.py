@@ -48,6 +48,7 @@ VARIANTS = ("plain", "packed", "mrope", "partial")
 class BenchCase:
     """Query, key and positions of one shape.
 
+    name                that of the shape, a key of SHAPES
     order               the axes of q and k: "bshd" is [B, S, H, D], "bhsd" is [B, H, S, D]
     seq_dim, head_axis  the axes of the tokens and of the heads
     decode              whether each batch row has one token

@@ -125,10 +125,8 @@ def fused_table(rows: list[Row]) -> str:
     """
     last_run = max(r["run"] for r in rows if r["contender"].startswith("ropewalk, fused"))
     # a shape is named by its number of tokens
-    contenders, shapes = (
-        ("ropewalk, fused", "ropewalk, fused without norm", "ropewalk, plain torch"),
-        ("T64", "T256", "T8192"),
-    )
+    contenders = ("ropewalk, fused", "ropewalk, fused without norm", "ropewalk, plain torch")
+    shapes = ("T64", "T256", "T8192")
 
     def cell(contender: str, shape: str) -> str:
         """Return time and speed in the latest two runs."""
@@ -184,10 +182,8 @@ def qkv_table(rows: list[Row]) -> str:
     """
     rows = [r for r in rows if r["what"] == "qkv"]  # their field "rows" is the number of tokens
     timed = {(r["way"], r["rows"]): r for r in rows}
-    ways, counts = (
-        list(dict.fromkeys(r["way"] for r in rows)),
-        list(dict.fromkeys(r["rows"] for r in rows)),
-    )
+    ways = list(dict.fromkeys(r["way"] for r in rows))
+    counts = list(dict.fromkeys(r["rows"] for r in rows))
 
     def cell(way: str, count: int) -> str:
         return f"{timed[way, count]['over_percent']:+.1f} %" if (way, count) in timed else "-"
@@ -283,10 +279,8 @@ def other_models_table(rows: list[Row]) -> str:
     size: milliseconds of a step, and the speed in per cent of what the memory allows.
     """
     latest = {(r["shape"], r["batch"]): r for r in rows if r["what"] == "generate, other models"}
-    shapes, batches = (
-        list(dict.fromkeys(shape for shape, _ in latest)),
-        sorted({batch for _, batch in latest}),
-    )
+    shapes = list(dict.fromkeys(shape for shape, _ in latest))
+    batches = sorted({batch for _, batch in latest})
     lines = [
         [
             shape,
@@ -331,10 +325,8 @@ def cpu_table(rows: list[Row]) -> str:
     """
     timed = [r for r in rows if "us" in r]
     by_case = {(r["contender"], _case(r)): r for r in timed}
-    contenders, cases = (
-        list(dict.fromkeys(r["contender"] for r in timed)),
-        list(dict.fromkeys(_case(r) for r in timed)),
-    )
+    contenders = list(dict.fromkeys(r["contender"] for r in timed))
+    cases = list(dict.fromkeys(_case(r) for r in timed))
 
     def cell(contender: str, case: str) -> str:
         """Return the time as a multiple of a copy's; for decode, where both are mostly the cost of
@@ -412,9 +404,8 @@ def models_table(rows: list[Row]) -> str:
             lines.append([row["shape"], row["contender"], row["pass"], f"{row['ms']:.2f} ms", note])
         elif "us" in row:
             speed = f"{row['times_faster']:.2f} times as fast" if "times_faster" in row else ""
-            speed = (
-                f"{row['tokens_per_second']:,} tokens/s" if "tokens_per_second" in row else speed
-            )
+            if "tokens_per_second" in row:
+                speed = f"{row['tokens_per_second']:,} tokens/s"
             memory = f", {row['peak_bytes'] / 1e9:.2f} GB" if "peak_bytes" in row else ""
             lines.append(
                 [

@@ -72,11 +72,11 @@ def run(
             )
         for layer_type, layer in layer_of_type(small, types).items():
             about = (engine, output["version"], today, layer_type, result["length"])
-            found.append(EngineRun(*about, _found(result, layer)))
+            found.append(EngineRun(*about, _rotation(result, layer)))
     return found
 
 
-def _found(result: Mapping[str, Any], layer: int) -> Rotation | str | None:
+def _rotation(result: Mapping[str, Any], layer: int) -> Rotation | str | None:
     """Return the rotation of a layer in the result of a runner, None if the layer does not rotate
     or does not exist, or the error.
     """

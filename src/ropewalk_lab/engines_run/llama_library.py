@@ -24,7 +24,7 @@ from pathlib import Path
 
 
 class Tensor(ctypes.Structure):
-    """ggml_tensor."""
+    """The C struct ggml_tensor, a node of the graph."""
 
 
 Tensor._fields_ = [
@@ -48,7 +48,7 @@ LogCallback = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
 
 
 class ModelParams(ctypes.Structure):
-    """llama_model_params."""
+    """The C struct llama_model_params: how a model is loaded."""
 
     _fields_ = [
         ("devices", c_void_p),
@@ -72,7 +72,7 @@ class ModelParams(ctypes.Structure):
 
 
 class ContextParams(ctypes.Structure):
-    """llama_context_params."""
+    """The C struct llama_context_params: how a loaded model is run."""
 
     _fields_ = [
         ("n_ctx", c_uint32),
@@ -117,7 +117,7 @@ class ContextParams(ctypes.Structure):
 
 
 class LlamaBatch(ctypes.Structure):
-    """llama_batch."""
+    """The C struct llama_batch: the tokens of one call of llama_decode."""
 
     _fields_ = [
         ("n_tokens", c_int32),

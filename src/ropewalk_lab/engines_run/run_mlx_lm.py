@@ -105,10 +105,12 @@ def _matrix(rope: Any, size: int, length: int) -> np.ndarray:
 
 
 def _of_whole_sequences(rope: Any, size: int, length: int) -> np.ndarray:
-    """Return the matrix of a step, as `_matrix` does, read in sequences of `length` tokens."""
+    """Return the matrix whose column i is the unit vector e_i of `size` dimensions, rotated by one
+    step: e_i is token 1 in a sequence of `length` tokens, the others are 0.
+    """
     columns = []
     for index in range(size):
-        tokens = mx.zeros((1, 1, length, size))
+        tokens = mx.zeros((1, 1, length, size))  # [batch, heads, tokens, size]
         tokens[0, 0, 1, index] = 1.0
         columns.append(np.array(rope(tokens, offset=0)[0, 0, 1]))
     return np.stack(columns, axis=1)

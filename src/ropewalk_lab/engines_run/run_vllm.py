@@ -89,10 +89,9 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
         config = arguments.create_engine_config()
         with set_current_vllm_config(config), set_default_torch_dtype(torch.float32):
             model = initialize_model(config)
-            package, axes = (
-                "vllm.model_executor.layers.rotary_embedding",
-                3 if row.get("axes") == 3 and uses_mrope(config.model_config.hf_config) else 1,
-            )
+            package = "vllm.model_executor.layers.rotary_embedding"
+            has_axes = row.get("axes") == 3 and uses_mrope(config.model_config.hf_config)
+            axes = 3 if has_axes else 1
             layers = rotary_modules.layers_of(model, package, row["length"], axes, _is_attending)
     return probe.distinct(
         layers,

@@ -54,8 +54,8 @@ def native_attention_forward(
 
 @contextmanager
 def faster_on_cpu(model: nn.Module) -> Iterator[str]:
-    """Context manager: the native attention and the layout of weights with which a CPU reads long
-    texts fastest; yields whose attention runs.
+    """Context manager: the model on a CPU uses the attention and the layout of weights that read
+    long texts fastest; yields whose attention runs, "ropewalk" or "the model's own".
     """
     with weights_by_columns(model), native_attention(model) as attention_of:
         yield attention_of

@@ -116,14 +116,15 @@ class Gap:
     @property
     def share(self) -> float:
         """The difference as a share of the pass keys, or as the share by which the perplexity
-        differs: 0.1 nats are 0.105. So shortfalls in both kinds of measures can be compared.
+        differs: 0.1 nats are 0.105. So differences in both kinds of measures can be compared.
         """
         if self.measure.endswith("keys"):
             return self.difference
         return math.expm1(min(self.difference, MOST_NATS))
 
     def __str__(self) -> str:
-        # scores are shares of missed keys, and the text states the difference of the shares found
+        """The difference with its error: in nats, or as a share of the pass keys found."""
+        # scores are shares of missed keys, so the sign changes
         if self.measure.endswith("keys"):
             # 0.0 - x and not -x, which would print a difference of 0 as -0
             return with_error(0.0 - self.difference, self.error, "+.0%", ".0%")
@@ -250,10 +251,13 @@ def choose(
     It is one that no other beats, or any if each is beaten. Of these, it is the one whose largest
     shortfall in any measure is smallest, so that it is nowhere far behind the best. Equal ones are
     ordered by the sum of their shortfalls, then by pass keys beyond the trained length, then by the
-    loss there. The unchanged model, or else the first of `prefer`, is returned instead if no other
-    method beats it and no measure tells it from the best one; the best one itself stays if it is in
-    `prefer`, unless the unchanged model takes its place.
+    loss there.
 
+    The unchanged model is returned instead if no other method beats it and no measure tells it from
+    that best one. Otherwise, unless the best one is in `prefer`, the same holds for those of
+    `prefer`: the first of them that no method beats and no measure tells from it is returned.
+
+    prefer  the methods that are easier to serve
     others  the methods that the result compares it with; None: those of `scores`
     """
     unbeaten = [

@@ -22,8 +22,8 @@ PLACES = ("_name_or_path",)
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """Return 32 hex digits from the class, the config without PLACES, the specs of a Decoder's
-    ropes, and all tensors of a model.
+    """Return 32 hex digits from the class of a model, its config without the keys PLACES (where it
+    was loaded from), the specs of the ropes if it is a Decoder, and all its tensors.
 
     Of each parameter and buffer the name, shape, dtype and all bytes in their order count, so that
     permuted or rounded weights are another model. SHA-256 takes about a second for 1 GB on each

@@ -85,6 +85,7 @@ class Meter:
     """Measures methods and stores a row for each pass key, and for each window of text at each of
     its two lengths.
 
+    reader    of the model; `samples` are what it reads, and `ledger` stores the rows
     report    called with a step before each measurement
     long_ppl  whether the key tokens of LongPPL are looked for, which takes as long as reading every
               window four times
@@ -95,7 +96,7 @@ class Meter:
     ledger: Ledger
     report: Report = lambda step: None
     long_ppl: bool = True
-    _keys: dict[int, KeyTokens] = field(default_factory=dict)
+    _found_key_tokens: dict[int, KeyTokens] = field(default_factory=dict)  # by window
     _done: int = 0
     _total: int = 0
 
@@ -124,7 +125,8 @@ class Meter:
             # finding the key tokens of a window is a step too, once for each window that must be
             # read; after a search longrope reads them all
             windows = {window for each in missing for window in self._far_windows(each)}
-            count += len(self.samples.windows) if search else len(windows - set(self._keys))
+            found = self._found_key_tokens.keys()
+            count += len(self.samples.windows) if search else len(windows - found)
         self._total = self._done + count
 
     def measure(self, name: str, method: Method) -> None:
@@ -147,7 +149,7 @@ class Meter:
         return [
             row
             for row in self.ledger.rows
-            # the row of a search has no variant, and stands for any
+            # the row of a search for LongRoPE's factors has no variant, and is always returned
             if row["method"] in variants
             and row.get("variant", variants[row["method"]]) == variants[row["method"]]
         ]
@@ -260,12 +262,11 @@ class Meter:
         """Return the key tokens of a window. The first call finds them with the model, which must
         not be extended then.
         """
-        if window not in self._keys:
+        if window not in self._found_key_tokens:
             self._step(f"key tokens of window {window + 1}")
-            self._keys[window] = key_tokens(
-                self.reader, self.samples.windows[window], self.samples.trained
-            )
-        return self._keys[window]
+            tokens, trained = self.samples.windows[window], self.samples.trained
+            self._found_key_tokens[window] = key_tokens(self.reader, tokens, trained)
+        return self._found_key_tokens[window]
 
     def stored_longrope(self, candidates: int) -> tuple[float, ...] | None:
         """Return the LongRoPE factors of an earlier search; None if there was none."""

@@ -237,8 +237,8 @@ def scaling_of(method: Method, factor: float, trained: int) -> Scaling:
 def config_with(
     model: nn.Module, method: Method, factor: float, trained: int
 ) -> dict[str, Any] | None:
-    """Return the model's config with a method, in the spelling of `extend`; None if no config can
-    express it, for the unchanged model, and for a Decoder.
+    """Return the model's config with the keys that `extend` writes for a method; None if no config
+    can express it, for the unchanged model, and for a Decoder.
     """
     if method.kind is None or method.kind in REMAPPINGS or isinstance(model, Decoder):
         return None

@@ -81,9 +81,9 @@ def trained_length(model: Any) -> int:
     config = getattr(model, "config", model)
     if isinstance(model, Decoder):
         return config.length
-    text = config_file.load(config_file.text_owner(config))
+    of_text = config_file.load(config_file.text_owner(config))  # without the parts for images
     # a config with a scaling may name both lengths; without one they are the same
-    length = find(text, TRAINED_LENGTH_KEY) or served_length(text)
+    length = find(of_text, TRAINED_LENGTH_KEY) or served_length(of_text)
     if length is None:
         raise RopeError("trained", "must be given: the config has no max_position_embeddings", None)
     return integer("trained", length.value, low=1)
@@ -177,7 +177,7 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
     of its tokenizer.
     """
     weights, transformers = GgufWeights(path), import_transformers()
-    # `hf_config` has the rope, also its theta, as transformers writes it
+    # `hf_config` gives the keys of the rope as transformers writes them, theta among them
     fields = {
         key: value for key, value in weights.config.items() if key != "rope_theta"
     } | hf_config(weights.file)
@@ -193,10 +193,8 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
     ):
         config = transformers.AutoConfig.for_model(**fields)
         outline = transformers.AutoModelForCausalLM.from_config(config)
-    shapes, found = (
-        {name: tuple(value.shape) for name, value in outline.state_dict().items()},
-        set(weights.names),
-    )
+    shapes = {name: tuple(value.shape) for name, value in outline.state_dict().items()}
+    found = set(weights.names)
     # a file without an output matrix belongs to a model whose output uses the embedding matrix
     if wrong := sorted((shapes.keys() ^ found) - ({"lm_head.weight"} - found)):
         raise RopeError("model", "must hold the weights of its architecture and no others", wrong)
@@ -242,7 +240,7 @@ def encoder(tokenizer: Any) -> Encode:
 
 @dataclass(frozen=True)
 class Codec:
-    """Text -> tokens when it is called; `decode` is the way back."""
+    """A tokenizer as a function from text to tokens, with `decode` from tokens to text."""
 
     encode: Encode
     decode: Callable[[list[int]], str]

@@ -202,8 +202,8 @@ def _vocabulary(model: Any) -> list[int]:
 def make_samples(
     tokens: Sequence[Tensor], encode: Encode | None, trained: int, to: int, size: FitSize
 ) -> Samples:
-    """Return samples with windows that are spread over the texts, `tokens` [length] of each; if
-    there is a search, with one more window for it.
+    """Return the samples of a fit: windows spread over the texts, whose `tokens` are [length] each,
+    one more window for the search if there is one, and the pass keys.
     """
     count, spare = size.windows, size.search > 0
     # windows of each text; the first texts have one more if the number is not a multiple

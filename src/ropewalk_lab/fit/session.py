@@ -65,6 +65,7 @@ class Fit:
         return self.decision.in_config
 
     def __str__(self) -> str:
+        """The table with aligned columns, then the recommendation in words."""
         columns, cells = self.table()
         widths = [
             max(len(line[column]) for line in (columns, *cells)) for column in range(len(columns))

@@ -142,7 +142,8 @@ def key_tokens(reader: Reader, window: Tensor, trained: int) -> KeyTokens:
 def long_ppl(sums: Sequence[float], counts: Sequence[int]) -> float | None:
     """Return LongPPL: the exponential of the mean loss of all key tokens; None if there are none.
 
-    A mean beyond 700 nats gives infinity.
+    `sums` and `counts` are those of `KeyTokens.total` for each window. A mean beyond 700 nats gives
+    infinity: its exponential is no float.
     """
     if not sum(counts):
         return None

@@ -51,7 +51,7 @@ def answer(request: str) -> str:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Return the JSON object of a text."""
+    """Return the dict that a JSON text holds; raise an error if it is no JSON object."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -214,7 +214,7 @@ def _rope(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def _cost(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the largest error of cos and sin at each power of 2 and the position before it, and
-    the bytes that the tables take in each form.
+    the bytes that each table strategy of ropewalk keeps.
     """
     spec, served = _spec(asked)
     positions = [1 << bits for bits in range(6, 25)]
@@ -243,10 +243,10 @@ _ANSWERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 def known_models() -> dict[str, str]:
     """Return {name: text of its config.json} of well-known models as published, with the keys that
-    a rope depends on, without models whose row lacks a part of the scaling.
+    a rope depends on. Models without RoPE, or whose rope is not known in full, are left out.
     """
-    # "left_out" names the keys that the scaling of a row lacks: LongRoPE's lists, where "lists" does
-    # not have them; a model that its own code alone reads ("keys") has no dials to show
+    # a row is incomplete if its scaling lacks keys ("left_out": LongRoPE's lists) that "lists" does
+    # not have, or if only the model's own code reads its config ("keys" of an unknown family)
     whole = [
         row
         for row in models()

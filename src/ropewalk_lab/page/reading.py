@@ -72,7 +72,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class ReadingRequest:
-    """What is to be read, and how.
+    """What is to be read, and with which method of `fit`, for `factor` times the trained length.
 
     text    one of TEXTS; `typed` is the text if it is OWN
     tokens  the most tokens of the text with its pass key, which is stated after the share `depth`

@@ -43,8 +43,8 @@ def random_pair(dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def decay(view: View) -> Any:
-    """Draw RoFormer's decay curve on the left, and the scores of one q and k with their Abel bound
-    on the right.
+    """Draw RoFormer's decay curve on the left (S_j is the sum of e^{i distance omega} over j pairs,
+    fastest first), and on the right the scores of one q and k, with their bound by Abel summation.
     """
     look, frequencies = view.look, analysis.radians(view.spec, view.served)
     distances = np.arange(DECAY_DISTANCES + 1)
@@ -54,10 +54,8 @@ def decay(view: View) -> Any:
     )
     label_axes(left, look, title="Decay of scores with distance", x="distance", y="mean of |S_j|")
     q, k = random_pair(2 * len(frequencies))
-    bound, scores = (
-        analysis.abel_bound(q, k, frequencies, distances),
-        np.abs(analysis.scores(q, k, frequencies, distances)),
-    )
+    bound = analysis.abel_bound(q, k, frequencies, distances)
+    scores = np.abs(analysis.scores(q, k, frequencies, distances))
     right.plot(
         distances, bound, color=look.colour(1), linewidth=2.2, label=look.translate("Abel bound")
     )
@@ -141,7 +139,7 @@ def _square(count: int) -> tuple[float, float, float, float]:
 
 
 def base_bound(view: View) -> Any:
-    """Draw the sum of cosines against distance for several bases."""
+    """Draw the sum of cos(m omega) over all pairs against the distance m, for several bases."""
     look = view.look
     figure, (ax,) = blank(look)
     # whole distances, evenly spread on a logarithmic scale

@@ -43,8 +43,8 @@ _CELL, _ROW, _LEFT, _RADIUS = 96, 128, 120, 36
 
 @dataclass(frozen=True)
 class Dial:
-    """One pair, drawn as a dial with a hand: its wavelength and its turns within the trained and
-    within the served length.
+    """One pair, drawn as a dial with a hand: its wavelength (tokens per turn), and its turns within
+    the trained and within the served length.
 
     The turns within the served length are those under the spec's scaling.
     """

@@ -305,10 +305,8 @@ def _tuned_tables(rows: list[Row]) -> list[Table]:
     tables = []
     for factor in distinct(_tuned(rows), "loss", "factor"):
         of_factor = select(_tuned(rows), "loss", factor=factor)
-        methods, lengths = (
-            distinct(of_factor, "loss", "method"),
-            distinct(of_factor, "loss", "length"),
-        )
+        methods = distinct(of_factor, "loss", "method")
+        lengths = distinct(of_factor, "loss", "length")
         cells = score_rows(of_factor, "loss", "method", methods, "length", lengths)
         title = f"After {of_factor[0]['tuned']} steps at {factor}x"
         note = "Loss at every length, with the factor of the fine-tuning."

@@ -75,12 +75,8 @@ class JobRunner:
         settings  those of the study
         quiet     whether no progress is shown
         """
-        self.folder, self.workspace, self.settings, self.seeds = (
-            folder,
-            workspace,
-            settings,
-            range(seeds),
-        )
+        self.folder, self.workspace = folder, workspace
+        self.settings, self.seeds = settings, range(seeds)
         self.workers, self.quiet = workers, quiet
         self.rows: list[Row] = []
 

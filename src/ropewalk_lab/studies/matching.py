@@ -147,10 +147,8 @@ def run(runner: JobRunner) -> dict[str, Any]:
     """Train every model of `models` on the same cases, for each seed; return the facts for the
     report.
     """
-    settings, shared = (
-        runner.settings,
-        runner.pick("preset", "changes", "short", "long", "batch", "steps", "count", "data"),
-    )
+    settings = runner.settings
+    shared = runner.pick("preset", "changes", "short", "long", "batch", "steps", "count", "data")
     runner.run(
         Job(
             f"{encoding}-{cut}-{seed}",

@@ -51,10 +51,8 @@ def costs(
         base = method if method in TRAINED else "rope"  # the model that the method begins with
         # the seed, here and below, is 0: costs do not depend on it
         full_preset = preset_of(base, preset, changes, 0)
-        stage, precision = (
-            full_preset.train.stages[0],
-            usable_precision(full_preset.train.precision, workspace.device),
-        )
+        stage = full_preset.train.stages[0]
+        precision = usable_precision(full_preset.train.precision, workspace.device)
         model: Any = make_model(
             dict(full_preset.model), make_data(full_preset.data), full_preset.train, VOCABULARY
         )

@@ -67,10 +67,8 @@ def run(runner: JobRunner) -> dict[str, Any]:
 
     Return the facts for the report.
     """
-    settings, shared = (
-        runner.settings,
-        runner.pick("preset", "changes", "share", "multiples", "windows", "depths", "count"),
-    )
+    settings = runner.settings
+    shared = runner.pick("preset", "changes", "share", "multiples", "windows", "depths", "count")
     # the slowest are last in TRAINED; they begin first, so that parallel processes end at about the
     # same time
     trained = [method for method in reversed(TRAINED) if method in settings["methods"]]
@@ -154,10 +152,8 @@ def apply(
     The other arguments are those of `train`.
     """
     full_preset = preset_of("rope", preset, changes, seed)
-    model, length = (
-        _trained(workspace, "rope", seed, share, full_preset),
-        training.trained_length(full_preset),
-    )
+    model = _trained(workspace, "rope", seed, share, full_preset)
+    length = training.trained_length(full_preset)
     fields: dict[str, Any] = {"model": method, "seed": seed}
     rows = []
     if method == DROPE:

@@ -59,11 +59,8 @@ class GridBatches:
             raise RopeError(
                 "length", "must be a square number: images have as many rows as columns", length
             )
-        # other random numbers than those of other data with this seed
-        seed, count = (
-            fold(self.seed, 31),
-            len(index),
-        )
+        seed = fold(self.seed, 31)  # other random numbers than those of other data with this seed
+        count = len(index)
         images = below(seed, index, stream=0, count=length, high=COLOURS)
         # never in the last row, which has no row below it
         marked = below(seed, index, stream=1, count=1, high=length - side)[:, 0]

@@ -94,10 +94,8 @@ class NormedRotary(Rotary):
     def __init__(self, sizes: Sizes, spec: RopeSpec, norm: type[nn.Module]) -> None:
         """Make the rotation of a spec, and two norms of the class `norm`: of queries and of keys."""
         super().__init__(sizes, spec)
-        self.q_norm, self.k_norm = (
-            LearnedHeadNorm(norm, sizes.head_dim),
-            LearnedHeadNorm(norm, sizes.head_dim),
-        )
+        self.q_norm = LearnedHeadNorm(norm, sizes.head_dim)
+        self.k_norm = LearnedHeadNorm(norm, sizes.head_dim)
 
     def rotate(
         self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None
@@ -145,19 +143,16 @@ def change_attention(model: nn.Module, name: str) -> nn.Module:
                 attention.encoding.sizes, attention.encoding.rope.spec, norm
             )
         else:
-            attention.q_norm, attention.k_norm = (
-                LearnedHeadNorm(norm, attention.head_dim),
-                LearnedHeadNorm(norm, attention.head_dim),
-            )
+            # the decoder's own attention applies these norms before the rotation
+            attention.q_norm = LearnedHeadNorm(norm, attention.head_dim)
+            attention.k_norm = LearnedHeadNorm(norm, attention.head_dim)
     return model
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
     """Train one model for each norm and seed; return the facts for the report."""
-    settings, shared = (
-        runner.settings,
-        runner.pick("preset", "changes", "multiples", "windows", "shift"),
-    )
+    settings = runner.settings
+    shared = runner.pick("preset", "changes", "multiples", "windows", "shift")
     for name in settings["norms"]:
         choice("norms", name, _ALL)
     runner.run_each(
@@ -219,10 +214,8 @@ def change_by_shift(model: nn.Module, tokens: Tensor, shift: int) -> np.ndarray:
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     changes = []
     for part in tokens.split(16):
-        unshifted, shifted = (
-            model(part, positions).double(),
-            model(part, positions + shift).double(),
-        )
+        unshifted = model(part, positions).double()
+        shifted = model(part, positions + shift).double()
         changes.append((shifted - unshifted).abs().amax((1, 2)) / unshifted.std())
     return np.array(torch.cat(changes).tolist())
 

@@ -125,11 +125,8 @@ def measure(
 
 def passkey_batches(preset: Preset, share: float) -> MixedBatches:
     """Return the text of a preset, mixed with pass keys, which are `share` of the samples."""
-    corpus, seed, tokenizer = (
-        training.corpus_of(preset),
-        preset.train.seed,
-        preset.data.get("tokenizer", "bytes"),
-    )
+    corpus, seed = training.corpus_of(preset), preset.train.seed
+    tokenizer = preset.data.get("tokenizer", "bytes")
     if tokenizer != "bytes":
         raise RopeError("data.tokenizer", "must be bytes: pass keys are made of bytes", tokenizer)
     text = TextBatches(corpus.train, corpus.vocab_size, corpus.fingerprint, seed)

@@ -196,10 +196,9 @@ def _join(front: Any, chunk: Any) -> Any:
     it.
     """
     for layer, other in zip(front.layers, chunk.layers, strict=True):
-        layer.keys, layer.values = (
-            torch.cat([layer.keys, other.keys], 2),
-            torch.cat([layer.values, other.values], 2),
-        )
+        # [1, heads, tokens, size]
+        layer.keys = torch.cat([layer.keys, other.keys], 2)
+        layer.values = torch.cat([layer.values, other.values], 2)
     return front
 
 
@@ -209,10 +208,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     """
     ways, cells = distinct(rows, "loss", "way"), []
     for way in ways:
-        losses, reference = (
-            score(rows, "loss", way=way),
-            score(rows, "loss", way=REFERENCES.get(way, way)),
-        )
+        losses = score(rows, "loss", way=way)
+        reference = score(rows, "loss", way=REFERENCES.get(way, way))
         difference = "-"
         if losses is not None and reference is not None and way in REFERENCES:
             paired = compare(losses, reference)
@@ -242,10 +239,8 @@ def _bars(rows: list[Row], ways: list[str]) -> Callable[[], Any]:
         figure, (ax,) = blank(LIGHT, 8.5, 3.6)
         scores = scores_by(rows, "loss", "way", ways)
         colours = [LIGHT.colour(place) for place in range(len(scores))]
-        means, errors = (
-            [each.mean for each in scores.values()],
-            [each.error for each in scores.values()],
-        )
+        means = [each.mean for each in scores.values()]
+        errors = [each.error for each in scores.values()]
         ax.barh(range(len(scores)), means, xerr=errors, color=colours)
         ax.set_yticks(range(len(scores)), list(scores))
         ax.invert_yaxis()
