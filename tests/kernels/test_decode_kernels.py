@@ -290,7 +290,7 @@ def test_the_machine_code_has_no_spills_and_qkv_stores_eight_dims_at_once(tmp_pa
         for rows, concurrent in ((1, False), (16, True), (64, True), (64, False)):
             patch.setattr(
                 qkv,
-                "run_concurrently",
+                "can_run_concurrently",
                 lambda programs, tile, x, concurrent=concurrent: concurrent,
             )
             qkv.qkv_product(

@@ -60,8 +60,8 @@ SAME_IN_RUNS = 2e-5
 
 @dataclass(frozen=True)
 class EngineRun:
-    """What an engine that was run here did with one layer type at one length: a rotation, None for
-    no rotation, or the text of its error.
+    """What release `version` of an engine, run here on `date`, did with one layer type at one
+    length: `found` is a rotation, None for no rotation, or the text of its error.
     """
 
     engine: str
@@ -77,13 +77,15 @@ class EngineFinding:
     """What one engine computes for one layer type at one length; `problem` says why there is no
     result.
 
-    radians        the frequency of each pair in radians per token; () if there is a problem
+    radians        the frequency of each pair in radians per token, and in axis_of_pair the index of
+                   its position axis; () if there is a problem
+    magnitude      the factor on cos and sin; None if there is a problem
     rules          what the engine does other than the config describes
     difference     from the reference; None: none, or there is a problem, or it is the reference
     known          how this is known: "run" (here), "recorded" (this very config was run), "rule"
                    (read in the sources of the release), or "not known"
     version, date  the release of the engine, and when it was run or read
-    evidence       how, from which release and from when, in words
+    evidence       the last three in words
     """
 
     engine: str
@@ -269,8 +271,8 @@ def audit(
 
 
 def _named(text: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the text model of a config with the model type that the config class gives it if it
-    names none.
+    """Return `text`, the text model of `config`; if its text_config names no model type, with the
+    one that transformers' config class gives it.
     """
     part = config.get("text_config")
     name = ENGINES[REFERENCE].text_types.get(str(config.get("model_type")))
@@ -279,15 +281,15 @@ def _named(text: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, A
 
 
 def _unread_part(config: Mapping[str, Any]) -> str | None:
-    """Return in words a text model that is at a place for which it was not read what the config
-    class does with it; None if that is known. The config has at least one of TEXT_PARTS, the keys
-    of a text model.
+    """Return in words where the config has its text model, if what transformers' config class does
+    with one there was not read; else None. It has at least one of TEXT_PARTS, the keys of a text
+    model.
     """
     parts = [name for name in config_file.TEXT_PARTS if config.get(name) is not None]
     part = config[parts[0]]
     if parts[0] == "text_config" and isinstance(part.get("text_config"), Mapping):
         return "a text_config inside text_config"
-    # for these two keys, what a class of transformers does was not read
+    # what a class of transformers does with a text model under these two keys was not read
     is_known = str(config.get("model_type")) in ENGINES[REFERENCE].loads(ENGINES)
     if is_known and parts[0] in ("llm_config", "language_config"):
         return f"a text model under {parts[0]}"
@@ -491,17 +493,13 @@ def _refused_as_a_whole(findings: list[EngineFinding]) -> tuple[EngineFinding, .
     findings get that problem.
     """
     refused = [finding for finding in findings if (finding.problem or "").startswith("refused")]
-    problems = {
-        finding.engine: finding.problem for finding in reversed(refused)
-    }  # reversed, so that the first problem of each engine is the one that stays
-    empty: dict[str, Any] = {
-        "radians": (),
-        "magnitude": None,
-        "axis_of_pair": (),
-        "difference": None,
-    }
+    # reversed, so that the first problem of each engine is the one that stays
+    problems = {finding.engine: finding.problem for finding in reversed(refused)}
+    empty: dict[str, Any] = {"radians": (), "magnitude": None, "axis_of_pair": ()}
     return tuple(
-        replace(f, problem=problems[f.engine], **empty) if f.engine in problems else f
+        replace(f, problem=problems[f.engine], difference=None, **empty)
+        if f.engine in problems
+        else f
         for f in findings
     )
 
@@ -647,7 +645,7 @@ def _measured(
         told = problem if problem.startswith("refused") else f"refused: {found}"
         empty: dict[str, Any] = {"radians": (), "magnitude": None, "axis_of_pair": ()}
         return replace(finding, problem=told, **empty, **about)
-    if found is None:
+    if found is None:  # all frequencies are 0
         found = Rotation((0.0,) * len(finding.radians), 1.0, (0,) * len(finding.radians))
     said = _rotation(finding)
     # over 2 tokens: only whether they differ is asked

@@ -140,7 +140,7 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         len(declared_types(reading.case.config) or [""] * 10**6)
         < (reading.case.config.get("num_hidden_layers") or 0)
     ),
-    "layer types in another order": lambda reading: _in_another_order(reading.case),
+    "layer types of no pattern": lambda reading: _are_of_no_pattern(reading.case),
     "rotary_dim is null": lambda reading: reading.case.config.get("rotary_dim", 0) is None,
     "head_dim is not the rotated width": lambda reading: (
         reading.case.value("config.head_dim") not in (None, reading.case.head_dim)
@@ -208,8 +208,8 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
 
 
 def _has_window_in_some(config: Mapping[str, Any]) -> bool:
-    """Return whether some layers of a Qwen model have a sliding window and others have none, by
-    `layer_types` or by `max_window_layers`, which is not the number of layers.
+    """Return whether some layers of a Qwen model have a sliding window and others have none, with
+    the defaults of its class; False if `max_window_layers`, the layers without one, is all layers.
     """
     layers, full = config.get("num_hidden_layers"), config.get("max_window_layers", 28)
     if not isinstance(layers, int) or not isinstance(full, int) or full == layers:
@@ -242,8 +242,8 @@ def _fills_mamba_width(config: Mapping[str, Any]) -> bool:
 
 
 def _rotating(case: ServedLayer) -> list[int]:
-    """Return the indices of the layers that rotate by `no_rope_layers`, which despite its name has
-    1 for them; without it, or if it is empty, by an interval, every fourth by default.
+    """Return the indices of the layers that rotate: those with 1 in `no_rope_layers`, despite its
+    name; without entries in it, all but each fourth, or each `no_rope_layer_interval`-th.
     """
     config = case.config
     given, layers = config.get("no_rope_layers"), config.get("num_hidden_layers") or 0
@@ -273,14 +273,14 @@ def _names_no_model(config: Mapping[str, Any]) -> bool:
 
 
 def _are_sixths(case: ServedLayer) -> list[bool]:
-    """Return for each layer of this type whether it is the sixth, the twelfth and so on, as in the
-    family if the config does not give the number of its layers.
+    """Return for each layer of this type whether it is the sixth, the twelfth and so on. If config
+    and family do not tell the types of the layers, each sixth has full attention.
     """
     types = declared_types(case.config)
     rule, layers = family_of(case.model_type).full_layers, case.config.get("num_hidden_layers")
     if not types and rule is not None and isinstance(layers, int):
         types = rule.layer_types(case.config, layers) or []
-    if not types:  # those of the family, with a sixth layer of full attention
+    if not types:
         return [case.layer_type == "full_attention"]
     return [(i + 1) % 6 == 0 for i, name in enumerate(types) if name == case.layer_type]
 
@@ -334,9 +334,9 @@ def _other_number_of_layer_types(case: ServedLayer) -> bool:
     return isinstance(types, list) and layers is not None and len(types) != layers
 
 
-def _in_another_order(case: ServedLayer) -> bool:
-    """Return whether the layer types cannot be those of a pattern: of another number than the
-    layers, or with other names than those of full and sliding attention.
+def _are_of_no_pattern(case: ServedLayer) -> bool:
+    """Return whether no pattern of full and sliding layers can give `layer_types`: they are more or
+    fewer than the layers, have other names, or are no list.
     """
     types = case.config.get("layer_types")
     if not isinstance(types, list):  # absent or null, the class makes them; anything else is wrong

@@ -120,9 +120,9 @@ def _padded(values: Sequence[float], pairs: int) -> list[float]:
 
 
 def _score_changes(gaps: list[float], temperature: float, max_distance: int) -> list[float]:
-    """Return |t e^{i g d} - 1| for every distance d of at most DISTANCES between 1 and
-    `max_distance`, evenly spaced in their logarithms, and every pair: the largest change of q . k
-    for unit vectors in that pair.
+    """Return |t e^{i g d} - 1|, the largest change of q . k for unit vectors in one pair, for every
+    pair and at most DISTANCES distances d between 1 and `max_distance`, evenly spaced in their
+    logarithms.
 
     g is a gap, the radians by which the pair is off after one step; t is the temperature, the
     factor of the other engine on every logit.

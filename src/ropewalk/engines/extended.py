@@ -40,9 +40,9 @@ def disagreements(
 
 
 def length_notes(config: Any, max_model_len: int) -> tuple[str, ...]:
-    """Return a line about those of vLLM and SGLang that multiply the served length of a config by
-    the factor of its scaling, if any, and for each that does not a line about what lets it start
-    for `max_model_len` tokens; () if the config serves that many.
+    """Return what to know before vLLM and SGLang are started for `max_model_len` tokens: a line
+    that names those that multiply the served length of the config by the factor of its scaling, and
+    for each other one a line with the setting that it needs; () if the config serves that many.
     """
     text = config_file.text_part(config_file.load(config))
     specs = {name: spec for name, spec in read_specs(text)[0].items() if spec is not None}

@@ -48,8 +48,8 @@ def _operation(name: str) -> Callable[[Operation], Operation]:
 
 
 def _value(case: ServedLayer, given: Any) -> Any:
-    """Return a parameter: a number, the value of a config key, or the first of a list that is not
-    null.
+    """Return the value of a parameter: a number itself, the value of a config key, or of a list of
+    both the first value that is not null.
     """
     if isinstance(given, list):
         return next((value for each in given if (value := _value(case, each)) is not None), None)
@@ -120,8 +120,8 @@ def _limit(reading: EngineReading, rule: Rule, release: Release, releases: Relea
 
 @_operation("as another engine")
 def _as(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """The engine runs the code of another one: its rules apply, but those about its forward, and no
-    further row.
+    """The engine runs the code of another one: all rules of that one apply, except those about its
+    forward, and no further row of this one.
     """
     engine = releases[rule.values["engine"]]
     other = engine.apply(reading.case, releases, without=FORWARD)
@@ -343,7 +343,7 @@ def _longrope(reading: EngineReading, rule: Rule, release: Release, releases: Re
 def _longrope_magnitude(
     reading: EngineReading, rule: Rule, release: Release, releases: Releases
 ) -> None:
-    """LongRoPE's magnitude: that of a config key, or of the two lengths."""
+    """LongRoPE's magnitude: that of the config key `key`, or computed from the two lengths."""
     reading.set_longrope_magnitude(_value(reading.case, rule.values.get("key")), rule.source)
 
 
@@ -360,7 +360,9 @@ def _table(reading: EngineReading, rule: Rule, release: Release, releases: Relea
 
 @_operation("longrope magnitude of ministral3")
 def _ministral3(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """The model passes the trained length beside the rope on as the served one."""
+    """LongRoPE's magnitude: that of the config's key for short or long sequences, or computed from
+    the trained length and `served`, which the model passes on as the served length.
+    """
     case, scaling = reading.case, reading.spec.scaling
     assert isinstance(scaling, LongRope)  # for the type checker
     served, trained = _value(case, rule.values["served"]), scaling.original_length
@@ -373,8 +375,8 @@ def _ministral3(reading: EngineReading, rule: Rule, release: Release, releases: 
 
 @_operation("freeze ntk")
 def _freeze(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """Dynamic NTK has one base: that of the config key `stretch`, or of factor times the trained
-    length.
+    """Dynamic NTK has one base for every length: with `stretch`, the one that makes the slowest
+    wavelength so many times longer; without, that of factor times the trained length.
     """
     scaling = reading.spec.scaling
     assert isinstance(scaling, Dynamic)  # for the type checker
@@ -508,7 +510,7 @@ def _set_fraction(
     if case.latent or "rotary_dim" in model:
         return
     if fraction is None:
-        if case.spec.scaling.name != "proportional":
+        if case.spec.scaling.name != "proportional":  # which rotates the whole head already
             reading.set_rotary_dim(reading.spec.head_dim, "not read", source)
         return
     width = int(reading.spec.head_dim * fraction)
@@ -613,8 +615,8 @@ def _factor_of_length(release: Release, case: ServedLayer) -> Any:
     it serves, as the config writes it, which may be no number. The table `length` of its rules file
     says how.
 
-    multiplied   "never"; "by the only rope", if it is one of those that `_is_read` describes; or "by
-                 the last rope": that of the last layer type with a factor
+    multiplied   "never"; "by the only rope", if `_multiplies_by_only_rope`;
+                 or "by the last rope": that of the last layer type with a factor
     not_family   model types whose length is not multiplied; `not_types`: scalings that are not
                  counted
     null_is_one  a factor of null counts as 1
@@ -632,11 +634,12 @@ def _factor_of_length(release: Release, case: ServedLayer) -> Any:
         ]
         factor = factors[-1] if factors else 1.0
     else:
-        factor = case.rope_with_nulls.get("factor", 1.0) if _is_read(release, case) else 1.0
+        is_multiplied = _multiplies_by_only_rope(release, case)
+        factor = case.rope_with_nulls.get("factor", 1.0) if is_multiplied else 1.0
     return 1.0 if factor is None and release.length.get("null_is_one") else factor
 
 
-def _is_read(release: Release, case: ServedLayer) -> bool:
+def _multiplies_by_only_rope(release: Release, case: ServedLayer) -> bool:
     """Return whether the engine multiplies the served length by the factor: only if there is one
     rope for all layer types, and neither the config nor its class gives a trained length in it.
     """
@@ -694,7 +697,7 @@ def _own_limit(release: Release, case: ServedLayer) -> float | None:
 
 def exceeds_served_length(release: Release, case: ServedLayer, releases: Releases) -> bool:
     """Return whether the engine is asked to start for more tokens than the served length that it
-    takes from the config.
+    takes from the config, with its factor and, for the key `before`, without it too.
     """
     length, limit = served_length(release, case, releases), case.max_model_len
     above = case.limit_is_given and length is not None and limit > length

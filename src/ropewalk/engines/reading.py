@@ -38,7 +38,9 @@ class EngineRule:
 
 
 def frequencies_of(spec: RopeSpec, length: int | None = None) -> tuple[tuple[float, ...], float]:
-    """Return the radians per step of each pair, pair 0 first, and the magnitude, as floats."""
+    """Return the radians per step of each pair, pair 0 first, and the magnitude, as floats, for
+    sequences of `length` tokens; None: of the trained length.
+    """
     found = spec.ladder_frequencies(length)
     radians: Any = found.radians
     numbers = radians.tolist() if hasattr(radians, "tolist") else radians  # a tensor
@@ -97,9 +99,10 @@ class EngineReading:
         """Change fields of the spec; if that changes what is computed, add a rule, as `add_rule`
         does.
         """
-        before, self.spec = self.spec, self.spec.with_(**fields)
-        same_axes = self.spec.axis_of_pair == before.axis_of_pair
-        if not same_axes or _computed(self.spec, self.length) != _computed(before, self.length):
+        before, after, length = self.spec, self.spec.with_(**fields), self.length
+        self.spec = after
+        same_axes = after.axis_of_pair == before.axis_of_pair
+        if not same_axes or frequencies_of(after, length) != frequencies_of(before, length):
             self.add_rule(about, does, source)
 
     def change_scaling(self, **parameters: Any) -> bool:
@@ -128,9 +131,9 @@ class EngineReading:
         self.set_fields("partial_rotary_factor", does, source, **changed, scaling=scaling)
 
     def chunk_axes(self, does: str, source: str) -> None:
-        """Set the chunked order of M-RoPE's axes, with the sections that the config gives: an
-        interleaved order has at most every third pair for height and width.
-        """
+        """Set the chunked order of M-RoPE's axes, in which the pairs of one axis are neighbours."""
+        # an interleaved order may have cut the config's sections for height and width, which have
+        # at most every third pair there; sections that do not add up to the pairs are not used
         given = self.case.value("rope.mrope_section") or []
         fits = sum(given) == self.spec.pairs
         axes = chunked(given if fits else self.case.sections)
@@ -163,8 +166,8 @@ class EngineReading:
         self.add_rule("length switching", does, source)
 
     def set_longrope_magnitude(self, magnitude: float | None, source: str) -> None:
-        """Set the magnitude of LongRoPE to `magnitude` or, by default, sqrt(1 + ln(L / L0) / ln
-        L0); add a rule if it changes.
+        """Set the magnitude of LongRoPE to `magnitude` or, if that is None, sqrt(1 + ln(L / L0) /
+        ln L0); add a rule if it changes.
 
         L is the served length of the config and L0 the trained length: the engine ignores the
         config's own factor and attention_factor. A config without a served length keeps its
@@ -184,7 +187,7 @@ class EngineReading:
 
     def freeze_ntk(self, stretch: float, does: str, source: str) -> None:
         """Replace dynamic NTK by one base for every length; `stretch` is how many times longer the
-        slowest wavelength becomes. One of at most 0 has no such base: the reading fails.
+        slowest wavelength becomes. If it is at most 0 the engine raises an error.
         """
         self.add_rule("dynamic NTK", does, source)
         if stretch <= 0:
@@ -194,13 +197,6 @@ class EngineReading:
         # a single pair has the frequency 1 with any base
         theta = self.spec.theta * (1.0 if dim == 2 else stretch ** (dim / (dim - 2)))
         self.spec = self.spec.with_(theta=theta, scaling=Default())
-
-
-def _computed(spec: RopeSpec, length: int) -> tuple[tuple[float, ...], float]:
-    """Return the radians per step of each pair and the magnitude: what tells whether another value
-    of a field changes the result.
-    """
-    return frequencies_of(spec, length)
 
 
 def _for_width(scaling: Scaling, width: int) -> Scaling:

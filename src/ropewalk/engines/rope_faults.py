@@ -129,7 +129,9 @@ def number_in(value: Any) -> Any:
 
 
 def with_numbers(config: Config) -> Config:
-    """Return the config with numbers in place of numeric texts, in the keys of NUMBERS."""
+    """Return the config with numbers in place of numeric texts: as its rope_theta, and in its ropes
+    under the keys of NUMBERS.
+    """
     theta = {"rope_theta": number_in(config["rope_theta"])} if "rope_theta" in config else {}
     return with_ropes(
         {**config, **theta},
@@ -399,7 +401,7 @@ def has_three_sections(config: Config) -> bool:
 
 
 def has_two_ropes(config: Config) -> bool:
-    """Return whether the ropes in the two spellings contradict each other."""
+    """Return whether `rope_scaling` and `rope_parameters` contradict each other."""
     old, new = config.get("rope_scaling"), config.get("rope_parameters")
     if not isinstance(old, Mapping) or not isinstance(new, Mapping) or not old or not new:
         return False
@@ -471,7 +473,7 @@ def lacks_factors(config: Config, key: str) -> bool:
 
 
 def has_needed_ropes_misnamed(config: Config) -> bool:
-    """Return whether a family that needs a rope has ropes under names of no layer type alone."""
+    """Return whether a family that needs a rope has only ropes whose names are no layer types."""
     ropes = config.get("rope_parameters")
     is_needed = family_of(config.get("model_type")).rope_required
     return is_needed and bool(ropes) and without_a_layer_type(config) == [*(ropes or {})]

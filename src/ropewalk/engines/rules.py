@@ -367,7 +367,7 @@ class Release:
             return None if name is None or str(name) in known else str(name)
         if (outer := whole or case.model_type) and str(outer) not in known:
             return str(outer)
-        # the text model's own type
+        # the text model's own type, if the engine reads it; `inside`: types for text models alone
         inside = case.model_type if self.code.get("parts") else None
         return None if not inside or inside in {*known, *self.code.get("inside", ())} else inside
 

@@ -232,8 +232,8 @@ def _named(name: str) -> Callable[[Config], Config]:
 
 
 def _magnitude(value: float) -> Callable[[Config], Config]:
-    """Return a function that sets those magnitudes of a rope to `value` that are texts or below
-    0.
+    """Return a function that puts `value` in the place of each magnitude of a rope that is a text
+    or below 0.
     """
 
     def change(rope: Config) -> Config:
@@ -289,7 +289,7 @@ def _added_to_full_layers(config: Config) -> Config:
     """Return the config with the keys of `rope_scaling` in the rope of full layers."""
     ropes, added = config["rope_parameters"], config["rope_scaling"]
     full = ropes.get("full_attention") or {}
-    if "rope_type" in full:  # of two names this one is read
+    if "rope_type" in full:  # which is read, not a `type` beside it
         added = without("type")(added)
     full = {**full, **added}
     changed = {**config, "rope_parameters": {**ropes, "full_attention": full}}
@@ -372,12 +372,12 @@ def _with_sections(
     """
     pairs = pairs_of(config)
     part = pairs // (8 if other else 3)
-    third = [pairs - 2 * part, part, part]
+    parts = [pairs - 2 * part, part, part]
 
     def change(rope: Config) -> Config:
         given: Any = rope.get("mrope_section")
         is_three = isinstance(given, list) and len(given) == 3
-        fitting = fit(given, pairs) if fit is not None and is_three else third
+        fitting = fit(given, pairs) if fit is not None and is_three else parts
         return {**rope, "mrope_section": fitting}
 
     return _with_ropes_or_one(config, change)

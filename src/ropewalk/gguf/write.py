@@ -205,9 +205,8 @@ def _keys_describe(scaling: Yarn, facts: GgufArchitecture) -> bool:
     """
     # the betas that llama.cpp takes if the file gives none
     usual = scaling.beta_fast == facts.beta_fast and scaling.beta_slow == 1
-    # llama.cpp always truncates: it rounds the ends of YaRN's blend outwards to whole pairs. Where
-    # it reads YaRN's extrapolation and attention factors, too, keys are needed that are not written
-    # here
+    # llama.cpp always truncates: it rounds the ends of YaRN's blend outwards to whole pairs. An
+    # architecture with `has_yarn_factors` needs two more keys, which are not written here
     return scaling.truncate and (usual or facts.has_betas) and not facts.has_yarn_factors
 
 
@@ -302,8 +301,8 @@ def hf_config(source: GgufSource) -> dict[str, Any]:
 
 
 def _keys_of_one_rope(spec: RopeSpec, model_type: str) -> dict[str, Any]:
-    """Return the config keys of a rope that all layers have: those of transformers 4 where they
-    describe it, for which `to_hf` raises an error otherwise, else those of transformers 5.
+    """Return the config keys of the one rope of all layers: those of transformers 4 or, if they
+    cannot describe it, those of transformers 5.
     """
     try:
         return to_hf(spec, version=4, model_type=model_type)

@@ -70,13 +70,13 @@ def why_not(x: Tensor, request: AnyRequest) -> str | None:
 def _broadcasts(table: Tensor, x: Tensor, seq_dim: int) -> bool:
     """Return whether the library can broadcast a table [S, P], [B, S, P] or [B, H, S, P] over x."""
     seq, batch, head = token_axes(x.ndim, seq_dim)
-    x_rows, x_heads = (1 if axis is None else x.shape[axis] for axis in (batch, head))
-    table_rows = table.shape[0] if table.ndim > 2 else 1
+    x_batch, x_heads = (1 if axis is None else x.shape[axis] for axis in (batch, head))
+    table_batch = table.shape[0] if table.ndim > 2 else 1
     table_heads = table.shape[1] if table.ndim > 3 else 1
     return (
         table.is_cpu
         and table.shape[-2] == x.shape[seq]
-        and table_rows in (1, x_rows)
+        and table_batch in (1, x_batch)
         and table_heads in (1, x_heads)
     )
 

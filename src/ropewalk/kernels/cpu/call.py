@@ -115,8 +115,8 @@ _ROWS = Cache("cpu rows", entries=2, points_into=TABLES)
 def cached_rows(
     spec: RopeSpec, magnitude_power: int, key: bool, offset: int, seq: int
 ) -> Rows | None:
-    """Return packed cos and sin of positions offset ... offset + seq - 1, the same for all layers
-    of a model; of keys if `key` is True.
+    """Return packed cos and sin of positions offset ... offset + seq - 1, of keys if `key` is True;
+    all layers of a model share them.
 
     None if no table has them, if the offset is negative, or if the magnitude is not applied as it
     is (magnitude_power != 1).

@@ -207,7 +207,7 @@ def _programs(heads: int, head_dim: int, pairs: int) -> int:
     return heads * -(-head_dim // (2 * pairs))
 
 
-def run_concurrently(programs: int, tile: ProductTile, x: Tensor) -> bool:
+def can_run_concurrently(programs: int, tile: ProductTile, x: Tensor) -> bool:
     """Return whether the GPU can run all programs of a product of x at the same time: it has room
     for one on each multiprocessor, or for two if their tiles are small and they have few warps. The
     interpreter runs one at a time.

@@ -138,10 +138,7 @@ def run(
         "num_stages": stages,
     }
     # one program for each segment of each head
-    sizes, grid = (
-        (tokens, heads, segments),
-        (batch * heads * segments,),
-    )
+    sizes, grid = (tokens, heads, segments), (batch * heads * segments,)
     token_strides = (*positions.stride(), 0 if real is None else real.stride(0))
     sums, sums_total = (
         mixed.new_empty(batch, heads, segments, rows, width),

@@ -13,11 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ropewalk.kernels.decode_step.config import (
-    ProductTile,
-    pick_qkv_tile,
-    run_concurrently,
-)
+from ropewalk.kernels.decode_step.config import ProductTile, can_run_concurrently, pick_qkv_tile
 from ropewalk.kernels.decode_step.definition import Norm
 from ropewalk.kernels.decode_step.launch import machine_options
 from ropewalk.kernels.decode_step.workspace import DecodeWorkspace
@@ -85,7 +81,7 @@ def qkv_product(
         head_norm is not None
         and parts > 1
         and tile.rows > 1
-        and run_concurrently(grid[0] * grid[1], tile, x)
+        and can_run_concurrently(grid[0] * grid[1], tile, x)
     )
     if (
         workspace is not None

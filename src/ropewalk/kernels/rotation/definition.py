@@ -39,8 +39,8 @@ def join_pairs(a: Tensor, b: Tensor, layout: str) -> Tensor:
 def rotate(
     x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str | None = None
 ) -> Tensor:
-    """Rotate every pair of x [..., 2P] by the angles whose cos and sin are [..., P]: the two
-    equations of RoPE.
+    """Return x [..., 2P] with every pair rotated by the angle whose cos and sin are in [..., P]:
+    the two equations of RoPE.
 
     Arithmetic is in the dtype of cos and sin; the result is rounded once, to x's dtype, and has the
     layout `layout_out`, or `layout` if that is None.

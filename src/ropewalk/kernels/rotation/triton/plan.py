@@ -25,7 +25,7 @@ MOST_ROWS = 65535
 CHANGING = 10
 
 
-class _Tokens:
+class _Axes:
     """A tensor as [batch, tokens, heads, dims]: the sizes and strides of its first three axes; an
     axis that it does not have is of size 1.
     """
@@ -64,12 +64,12 @@ class RotationPlan(LaunchPlan):
         source = angle_source(request, x)
         #: None if the angles change from call to call
         self.source: AngleSource | None = source if source.constant else None
-        sizes = _Tokens(x, request.seq_dim).sizes
+        sizes = _Axes(x, request.seq_dim).sizes
         # a decode step: many batch rows of one token, which one program can process together
         merged = sizes[1] == 1 and sizes[0] > 1 and not source.differs_by_row
         # for a single tensor, k is the same tensor with 0 heads
         q, k, q_out, k_out = (
-            _Tokens(t, request.seq_dim, merged) for t in (xs[0], xs[-1], outs[0], outs[-1])
+            _Axes(t, request.seq_dim, merged) for t in (xs[0], xs[-1], outs[0], outs[-1])
         )
         batch, tokens, q_heads = q.sizes
         k_heads = 0 if len(xs) == 1 else k.sizes[2]
