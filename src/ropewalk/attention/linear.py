@@ -173,8 +173,8 @@ def check_linear(
 
 
 def checked_scale(scale: Tensor | float, q: Tensor, form: str) -> Tensor | float:
-    """Return the scale, a of the form "cosine"; a tensor [H] as [H, 1, 1], anything else as it is.
-    Raise an error if the result does not broadcast to [B, H, 1, 1], or if the form has no scale and
+    """Return the scale: a tensor [H] as [H, 1, 1], anything else as it is. Raise an error if the
+    result does not broadcast to [B, H, 1, 1], or if the form has no scale (all but "cosine") and
     the scale is not 1.
     """
     if form != "cosine" and (isinstance(scale, Tensor) or scale != 1):

@@ -66,6 +66,7 @@ def decaying_linear_attention(
 def _decayed_sums(q: Tensor, k: Tensor, v: Tensor, rate: Tensor, chunk: int) -> Tensor:
     """Return sum_{j <= i} (q_i.k_j) exp(-rate (i - j)) v_j for every i: [B, H, S, Dv].
 
+    q, k   [B, H, S, F], the F features of each token
     rate   [H], the decay of each head per token
     chunk  how many tokens' scores are formed at once
     """

@@ -157,8 +157,8 @@ def causal_denominators(q: Tensor, k: Tensor, k_sum: Tensor, chunk: int) -> tupl
 
 
 def checked_state(state: State | None, q: Tensor, v: Tensor, form: str) -> State:
-    """Return `state` if it fits q [B, H, S, D] and v [B, H, S, Dv], or zeros, the state before the
-    first token, if None.
+    """Return `state`, or if it is None zeros, the state before the first token. Raise an error if
+    it does not fit q [B, H, S, D], v [B, H, S, Dv] and the form.
     """
     batch, heads, _, head_dim = q.shape
     # the form "cosine" has the constant feature 1
