@@ -1,5 +1,5 @@
-"""torch's context parallel as an engine: plain causal attention over head_tail shards, by fused
-CUDA kernels.
+"""torch's context parallel, the engine "torch" of `ring_attention`: plain causal attention over
+head_tail shards, by fused CUDA kernels.
 
 In head_tail shards, rank r of W ranks holds the chunks r and 2W - 1 - r of 2W, as torch expects.
 """
