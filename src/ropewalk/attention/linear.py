@@ -236,8 +236,7 @@ class _KernelAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the output and the sums after the last token, both from the kernels.
 
-        kv_sum, k_sum  the state before the first token: sums over keys of feature x value, of
-                       features
+        kv_sum, k_sum  the two sums of the state before the first token
         scale          a of the form "cosine"; None for the other forms
         call           the other arguments: spec, feature, positions, padding and eps
         """

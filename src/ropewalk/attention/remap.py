@@ -30,7 +30,7 @@ from ropewalk.temperatures import LogAbove, LogN
 @dataclass(frozen=True, eq=False)
 class Piece:
     """Attention between the pairs of tokens in `band`, with q rotated at `q_positions` and k at
-    `k_positions`.
+    `k_positions`, integer [S] or [B, S].
 
     The frequencies are divided by `slowdown`, so the distance of a pair is (q_positions -
     k_positions) / slowdown.

@@ -169,7 +169,8 @@ class SelectiveState(NamedTuple):
     """What later tokens depend on.
 
     phases  the state of SelectivePhases
-    memory  (rotated keys, values) of the form "softmax", or (the rotating state,) of "linear"
+    memory  (rotated keys, values), both [B, Hk, N, D], of the form "softmax", or (the rotating
+            state [B, H, D, D],) of "linear"
     real    [B, N], False for keys that are padding; None: all are real, or the form is "linear"
     """
 

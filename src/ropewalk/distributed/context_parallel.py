@@ -65,8 +65,8 @@ def run_torch(q: Tensor, k: Tensor, v: Tensor, scale: float, ring: Ring) -> Tens
 
 
 class _TorchRing(torch.autograd.Function):
-    """Enters torch's context in forward and again in backward, which runs after forward has left
-    it.
+    """Enters torch's context_parallel in forward and again in backward, which runs after forward
+    has left it.
     """
 
     @staticmethod

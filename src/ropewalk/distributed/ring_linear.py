@@ -184,8 +184,8 @@ def _runs(indices: Sequence[Tensor], rank: int) -> tuple[list[TokenRun], int]:
 
 
 def _gather_runs(ours: list[Tensor], most: int, group: dist.ProcessGroup | None) -> Tensor:
-    """Return the tensors of the runs of all ranks, [world * most, ...], from those of this rank's
-    runs, `ours`; zeros stand for the runs that a rank has fewer than `most`.
+    """Return the tensors of the runs of all ranks, [world * most, ...], given those of this rank's
+    runs, `ours`; a rank with fewer than `most` runs adds zeros.
     """
     missing = most - len(ours)
     filled = [*ours, *[torch.zeros_like(ours[0])] * missing]
