@@ -151,8 +151,10 @@ def ring_attention(
     return _RingAttention.apply(call, q, k, v, *call.bias_parameters)  # type: ignore[return-value]
 
 
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor, *positions: Tensor | None) -> None:
-    """Raise an error unless q, k, v and (q_positions, k_positions) fit together."""
+def _check_shapes(
+    q: Tensor, k: Tensor, v: Tensor, q_positions: Tensor | None, k_positions: Tensor | None
+) -> None:
+    """Raise an error unless q, k and v fit together, and positions have one entry for each token."""
     fit = (
         q.ndim == k.ndim == v.ndim == 4
         and k.shape == (q.shape[0], k.shape[1], *q.shape[2:])
@@ -164,7 +166,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, *positions: Tensor | None) ->
             "must divide q's; v must have k's batch, heads and S"
         )
         raise RopeError("q, k, v", rule, [list(t.shape) for t in (q, k, v)])
-    for name, each in zip(("q_positions", "k_positions"), positions, strict=True):
+    for name, each in (("q_positions", q_positions), ("k_positions", k_positions)):
         if each is not None and each.shape[-1] != q.shape[-2]:
             raise RopeError(
                 name,
