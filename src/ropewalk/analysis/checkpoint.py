@@ -40,7 +40,7 @@ class Checkpoint:
     """The values of a config, where each came from, and the facts of every layer type."""
 
     explanation: Explanation
-    #: None for layer types that are not rotated
+    #: layer type -> its facts; None if it is not rotated
     layers: dict[str, Facts | None]
     #: layer type -> where its trained and its served length came from
     sources: dict[str, tuple[str, str]]
@@ -59,7 +59,7 @@ def read_checkpoint(
     """
     specs, explanation, text_config = _read(config)
     length = served_length(text_config)
-    # the config's longest sequence and the config key that names it
+    # the config's longest sequence, and the config key that gives it
     longest = (
         None
         if length is None
@@ -116,7 +116,7 @@ def _lengths(
     longest          the longest sequence that the config names, in the same form
     trained, served  the caller's values in tokens, which take precedence
     """
-    # some scalings clip or multiply the frequencies of another one, which has length and factor
+    # some scalings change the frequencies of another one, which has the original length and factor
     scaling = spec.scaling.innermost
     original, factor = getattr(scaling, "original_length", None), getattr(scaling, "factor", 1.0)
     if trained is not None:

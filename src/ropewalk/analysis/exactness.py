@@ -29,8 +29,8 @@ _TWO_PI = 0x6_487ED511_0B4611A6_2633145C_06E0E689_48127044_533E63A0
 #: the largest rounding error of a bfloat16 value just below 1
 BFLOAT16_ROUNDING = 2.0**-9
 
-#: cos and sin of every pair at a position
-Rows = Callable[[int], list[tuple[float, float]]]
+#: a function of a position, which returns (cos, sin) of every pair
+CosSinAt = Callable[[int], list[tuple[float, float]]]
 
 
 def true_angles(radians: Sequence[float | Decimal], positions: Iterable[int]) -> list[list[float]]:
@@ -82,9 +82,9 @@ def bfloat16(value: float) -> float:
     return unpack("f", pack("I", bits & 0xFFFF0000))[0]
 
 
-def _by_phase(spec: RopeSpec, length: int | None, precision: str) -> Rows:
-    """Return a function that computes cos and sin of exact angles, each rounded once to float32;
-    the frequencies are those of `precision` at the sequence length `length`.
+def _by_phase(spec: RopeSpec, length: int | None, precision: str) -> CosSinAt:
+    """Return a function of a position: (cos, sin) of each pair's exact angle, rounded once to
+    float32. The frequencies are those of `precision` at the sequence length `length`.
     """
     found = spec.with_(precision=precision).ladder_frequencies(length)
     # `digits` are the frequencies with 40 digits, `radians` the same as floats
@@ -99,8 +99,8 @@ def _by_float32_angle(
     length: int | None,
     position_as: Callable[[float], float] = float32,
     kept_as: Callable[[float], float] = float32,
-) -> Rows:
-    """Return a function that computes cos and sin of angles that are float32 products.
+) -> CosSinAt:
+    """Return a function of a position: (cos, sin) of each pair, whose angle is a float32 product.
 
     length       of the sequence, for frequencies that depend on it
     position_as  how a position is rounded before the product
@@ -108,19 +108,19 @@ def _by_float32_angle(
     """
     radians = spec.with_(precision="hf").ladder_frequencies(length).radians
 
-    def rows(position: int) -> list[tuple[float, float]]:
+    def cos_sin_at(position: int) -> list[tuple[float, float]]:
         """Return (cos, sin) of each pair at a position."""
         rounded = position_as(float(position))
         angles = [float32(rounded * value) for value in radians]
         cos_sins = [(float32(math.cos(angle)), float32(math.sin(angle))) for angle in angles]
         return [(kept_as(cos), kept_as(sin)) for cos, sin in cos_sins]
 
-    return rows
+    return cos_sin_at
 
 
 #: methods to compute cos and sin: our precision policies and other engines'; "hf" is the float32
 #: angle of most engines
-COS_SIN_METHODS: dict[str, Callable[[RopeSpec, int | None], Rows]] = {
+COS_SIN_METHODS: dict[str, Callable[[RopeSpec, int | None], CosSinAt]] = {
     "exact": partial(_by_phase, precision="exact"),
     "hf_frequencies": partial(_by_phase, precision="hf_frequencies"),
     "hf": _by_float32_angle,
@@ -174,8 +174,8 @@ def error_curves(
     }
     curves = {}
     for name in methods:
-        rows = COS_SIN_METHODS[name](spec, length)
-        error_at = {position: _largest(rows(position), truth[position]) for position in seen}
+        cos_sin_at = COS_SIN_METHODS[name](spec, length)
+        error_at = {position: _largest(cos_sin_at(position), truth[position]) for position in seen}
         curves[name] = [max(error_at[position] for position in window) for window in windows]
     return curves
 

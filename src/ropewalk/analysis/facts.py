@@ -92,8 +92,8 @@ class Facts:
 
     @cached_property
     def coverage(self) -> ladder.Coverage:
-        """Turns of each pair over the trained and the served distance; the frequencies are those of
-        the served length.
+        """Turns of each pair: over the trained distance without scaling, over the served distance
+        without and with it. A scaling that depends on the length takes the served length.
         """
         return ladder.coverage(self.spec, self.trained_distance, self.served_distance, self.served)
 

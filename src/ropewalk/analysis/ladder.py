@@ -34,7 +34,7 @@ class Numbers(Protocol):
 
 
 def radians(spec: RopeSpec, length: int | None = None) -> tuple[float, ...]:
-    """Return the frequency of every pair as with precision "exact", whatever the spec's precision;
+    """Return the frequency of every pair, not rounded to float32 whatever the spec's precision;
     `length` is the sequence length, which some scalings depend on.
     """
     require_one_series(spec)
@@ -115,8 +115,8 @@ def critical_dimension(radians: Numbers, length: float) -> int:
 
 @dataclass(frozen=True)
 class Aliasing:
-    """The shortest and longest wavelength in positions, and how many of `pairs` complete a turn
-    within the length.
+    """The shortest and longest wavelength in positions, and how many of all `pairs` (`repeating`)
+    complete a turn within the length of a text, and so repeat their angles.
     """
 
     shortest: float

@@ -72,8 +72,8 @@ class Call:
         return replace(self, q=self.q[:, :, start:stop], k=k, v=v, visible=visible, bias=bias)
 
     def full_mask(self, dtype: torch.dtype) -> Tensor | None:
-        """Return bias and masks as one tensor: additive, of `dtype`, if any is float, else boolean;
-        None if there are none.
+        """Return bias and masks as one tensor that broadcasts to [B, H, Sq, Sk]: additive, of
+        `dtype`, if any is float, else boolean; None if there are none.
         """
         allowed = self.visible.allowed(*self.lengths, self.q.device)
         added = [t.to(dtype) for t in (self.bias, self.visible.added) if t is not None]
@@ -110,8 +110,8 @@ def trimmed(call: Call) -> Call:
 
 
 def run_math(call: Call) -> tuple[Tensor, Tensor]:
-    """Return softmax(scale q k^T + bias) v, computed in float32 (or float64), and the weights, of
-    which dropout has set some to 0; a query without keys gives 0.
+    """Return softmax(scale q k^T + bias) v over the keys that the masks show, computed in float32
+    (or float64), and the weights after dropout; a query without keys gives 0.
     """
     sharing = call.q.shape[1] // call.k.shape[1]  # how many query heads share a head of k and v
     k, v = (t.repeat_interleave(sharing, dim=1) if sharing > 1 else t for t in (call.k, call.v))

@@ -244,7 +244,7 @@ class KVCache:
             return
         self._leave_inference_mode()
         self._reserve(self.size + count, added)
-        # reserved above
+        # `_reserve` has made the buffers
         for buffer, tokens in zip(self._buffers, added, strict=True):  # type: ignore[arg-type]
             _tokens(buffer, self.size, count).copy_(tokens)
 
@@ -276,7 +276,7 @@ class KVCache:
             self.capacity if self.kind == "static" and self.capacity else max(needed, 2 * allocated)
         )
 
-        def empty(t: Tensor) -> Tensor:
+        def zeros(t: Tensor) -> Tensor:
             """Return zeros like t, with `allocated` tokens."""
             return t.new_zeros(
                 [*t.shape[:-2], allocated, t.shape[-1]]
@@ -284,7 +284,7 @@ class KVCache:
                 else [*t.shape[:-1], allocated]
             )
 
-        buffers = CachedTokens(*(empty(t) for t in like))
+        buffers = CachedTokens(*(zeros(t) for t in like))
         if self.size:
             for buffer, old in zip(buffers, self.seen, strict=True):
                 _tokens(buffer, 0, self.size).copy_(old)

@@ -162,11 +162,10 @@ class Choices:
         times the softmax factor of a rotary encoding's spec. Raise an error if the encoding needs
         1/sqrt(head_dim) and `scale` is another number.
         """
-        default = 1 / math.sqrt(head_dim)
         if self.scale is None:
-            is_rotary = isinstance(encoding, Rotary)
-            return (encoding.rope.spec.softmax_factor if is_rotary else 1.0) / math.sqrt(head_dim)
-        if isinstance(encoding, RelativeVectors) and self.scale != default:
+            factor = encoding.rope.spec.softmax_factor if isinstance(encoding, Rotary) else 1.0
+            return factor / math.sqrt(head_dim)
+        if isinstance(encoding, RelativeVectors) and self.scale != 1 / math.sqrt(head_dim):
             rule = "must be None for 'nezha', whose bias is scaled by 1 / sqrt(head_dim)"
             raise RopeError("scale", rule, self.scale)
         return float(self.scale)

@@ -173,8 +173,8 @@ def check_linear(
 
 
 def checked_scale(scale: Tensor | float, q: Tensor, form: str) -> Tensor | float:
-    """Return the scale, a of the form "cosine"; a tensor [H] as [H, 1, 1], anything else as it is.
-    Raise an error if the result does not broadcast to [B, H, 1, 1], or if the form has no scale and
+    """Return the scale: a tensor [H] as [H, 1, 1], anything else as it is. Raise an error if the
+    result does not broadcast to [B, H, 1, 1], or if the form has no scale (all but "cosine") and
     the scale is not 1.
     """
     if form != "cosine" and (isinstance(scale, Tensor) or scale != 1):
@@ -236,8 +236,7 @@ class _KernelAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the output and the sums after the last token, both from the kernels.
 
-        kv_sum, k_sum  the state before the first token: sums over keys of feature x value, of
-                       features
+        kv_sum, k_sum  the two sums of the state before the first token
         scale          a of the form "cosine"; None for the other forms
         call           the other arguments: spec, feature, positions, padding and eps
         """

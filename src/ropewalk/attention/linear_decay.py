@@ -66,6 +66,7 @@ def decaying_linear_attention(
 def _decayed_sums(q: Tensor, k: Tensor, v: Tensor, rate: Tensor, chunk: int) -> Tensor:
     """Return sum_{j <= i} (q_i.k_j) exp(-rate (i - j)) v_j for every i: [B, H, S, Dv].
 
+    q, k   [B, H, S, F], the F features of each token
     rate   [H], the decay of each head per token
     chunk  how many tokens' scores are formed at once
     """
@@ -74,13 +75,14 @@ def _decayed_sums(q: Tensor, k: Tensor, v: Tensor, rate: Tensor, chunk: int) -> 
     q, k, v = (in_chunks(t, chunk) for t in (q, k, v))
     place = torch.arange(chunk, device=q.device, dtype=q.dtype)
     rate = rate.view(-1, 1, 1)  # [H, 1, 1]
-    distance = (place[:, None] - place).clamp(min=0)
+    distance = (place[:, None] - place).clamp(min=0)  # exp stays finite above the diagonal
     inside = (q @ k.mT).tril() * (-rate * distance).exp().unsqueeze(1)
     # the decay from each key to the last token of its chunk, and from there to each query of the
     # next chunk
     to_end = (-rate * (chunk - 1 - place[:, None])).exp().unsqueeze(1)
     from_end = (-rate * (1 + place[:, None])).exp().unsqueeze(1)
     added = (k * to_end).mT @ v  # [B, H, N, F, Dv]
+    # `states` gets the decayed sum of k v^T before each chunk
     state, states = torch.zeros_like(added[:, :, 0]), []
     for number_of_chunk in range(added.shape[2]):
         states.append(state)

@@ -141,12 +141,10 @@ def causal_sums(
 
 
 def causal_denominators(q: Tensor, k: Tensor, k_sum: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Return the denominators q_i.(k_sum + sum_{j <= i} k_j) [B, H, S, 1], and k_sum + sum_j k_j
-    [B, H, F].
+    """Return the denominators q_i.(k_sum + sum_{j <= i} k_j) [B, H, S, 1], and k_sum + sum_j k_j.
 
-    k_sum  the sum of the keys before these
-
-    To reduce rounding error, keys are summed within chunks, then across chunks.
+    q, k [B, H, S, F] are features, and k_sum [B, H, F] is the sum of the keys before these. To
+    reduce rounding error, keys are summed within chunks, then across chunks.
     """
     seq = k.shape[-2]
     inside = in_chunks(k, chunk).cumsum(dim=-2)  # running sums within each chunk, [B, H, N, C, F]
@@ -157,8 +155,8 @@ def causal_denominators(q: Tensor, k: Tensor, k_sum: Tensor, chunk: int) -> tupl
 
 
 def checked_state(state: State | None, q: Tensor, v: Tensor, form: str) -> State:
-    """Return `state` if it fits q [B, H, S, D] and v [B, H, S, Dv], or zeros, the state before the
-    first token, if None.
+    """Return `state`, or if it is None zeros, the state before the first token. Raise an error if
+    it does not fit q [B, H, S, D], v [B, H, S, Dv] and the form.
     """
     batch, heads, _, head_dim = q.shape
     # the form "cosine" has the constant feature 1

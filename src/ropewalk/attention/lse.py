@@ -43,8 +43,8 @@ class Partial(NamedTuple):
 
 
 def merge(parts: Sequence[Partial], dtype: torch.dtype) -> Tensor:
-    """Return the attention over the keys of all parts together; no key may be in two parts. A query
-    without keys gives 0.
+    """Return the attention [B, H, Sq, D] over the keys of all parts together, in `dtype`; no key may
+    be in two parts. A query without keys gives 0.
     """
     lse = torch.stack([part.lse for part in parts])
     # weights relative to the highest one, which cancels out and so needs no gradient; the clamp
@@ -67,16 +67,16 @@ def run_math(call: Call) -> Partial:
     q_len, k_len = call.lengths
     compute_dtype = torch.promote_types(call.q.dtype, torch.float32)
     call = replace(call, k=call.k.to(compute_dtype), v=call.v.to(compute_dtype))
-    # how many queries a block has
-    rows = max(1, MOST_SCORES // max(1, call.q.shape[0] * call.q.shape[1] * k_len))
-    starts = range(0, max(1, q_len), rows)  # one empty block if there are no queries
+    block_size = max(1, MOST_SCORES // max(1, call.q.shape[0] * call.q.shape[1] * k_len))
+    starts = range(0, max(1, q_len), block_size)  # one empty block if there are no queries
     whole = len(starts) == 1 or q_len == 0  # one block, which sees all keys
     # read back from the device once, for all blocks: skipping keys saves far more time than waiting
     # for the device costs
-    firsts, stops = ([0], [k_len]) if whole else key_ranges(call, rows).tolist()
+    firsts, stops = ([0], [k_len]) if whole else key_ranges(call, block_size).tolist()
     blocks = zip(starts, firsts, stops, strict=True)
     parts = [
-        _block(call, start, min(start + rows, q_len), first, stop) for start, first, stop in blocks
+        _block(call, start, min(start + block_size, q_len), first, stop)
+        for start, first, stop in blocks
     ]
     return (
         parts[0]
@@ -85,28 +85,27 @@ def run_math(call: Call) -> Partial:
     )
 
 
-def key_ranges(call: Call, rows: int) -> Tensor:
-    """Return the first key, and one past the last, that each block of `rows` queries may see by
-    causality and band: int64 [2, blocks], both 0 for a block without keys.
+def key_ranges(call: Call, block_size: int) -> Tensor:
+    """Return the first key, and one past the last, that each block of `block_size` queries may see
+    by causality and band: int64 [2, blocks], both 0 for a block without keys.
     """
     visible, band, (q_len, k_len) = call.visible, call.visible.band, call.lengths
-    blocks = -(-q_len // rows)
+    blocks = -(-q_len // block_size)
     key = torch.arange(k_len, device=call.q.device)
     # whether a block may see a key, [B or 1, blocks, keys]
     inside = torch.ones(1, blocks, k_len, dtype=torch.bool, device=key.device)
     if visible.causal:
         # keys up to the last query of the block
-        inside = inside & (
-            key < visible.offset + rows * torch.arange(1, blocks + 1, device=key.device)[:, None]
-        )
+        stops = block_size * torch.arange(1, blocks + 1, device=key.device)[:, None]
+        inside = inside & (key < visible.offset + stops)
     if band is not None:
         q_groups = torch.nn.functional.pad(
-            band.q_group.reshape(-1, q_len), (0, blocks * rows - q_len), value=0
+            band.q_group.reshape(-1, q_len), (0, blocks * block_size - q_len), value=0
         )
         # the last block may be shorter: the queries that it lacks get the group of the last one
         q_groups[:, q_len:] = q_groups[:, q_len - 1 : q_len]
         # [B, blocks]
-        first_group, last_group = q_groups.unflatten(-1, (blocks, rows)).aminmax(dim=-1)
+        first_group, last_group = q_groups.unflatten(-1, (blocks, block_size)).aminmax(dim=-1)
         k_groups = band.k_group.reshape(-1, 1, k_len)
         # a query sees a key if band.low <= q_group - k_group < band.high
         if band.low is not None:
@@ -124,9 +123,9 @@ def key_ranges(call: Call, rows: int) -> Tensor:
 def _block(call: Call, start: int, stop: int, first_key: int, stop_key: int) -> Partial:
     """Return the result of queries start ... stop - 1 and keys first_key ... stop_key - 1."""
     k, v = call.k[:, :, first_key:stop_key], call.v[:, :, first_key:stop_key]
-    if first_key == stop_key:
+    if first_key == stop_key:  # no keys: the output is 0
         lse = k.new_full((*call.q.shape[:2], stop - start), float("-inf"))
-        return Partial(lse.unsqueeze(-1).new_zeros(*lse.shape, v.shape[-1]), lse)
+        return Partial(lse.new_zeros(*lse.shape, v.shape[-1]), lse)
     sharing = call.q.shape[1] // k.shape[1]  # how many query heads share a head of k and v
     q = call.q[:, :, start:stop].to(k.dtype).unflatten(1, (-1, sharing))  # [B, Hk, sharing, S, D]
     # one product with the queries of all heads that share their keys

@@ -30,7 +30,7 @@ from ropewalk.temperatures import LogAbove, LogN
 @dataclass(frozen=True, eq=False)
 class Piece:
     """Attention between the pairs of tokens in `band`, with q rotated at `q_positions` and k at
-    `k_positions`.
+    `k_positions`, integer [S] or [B, S].
 
     The frequencies are divided by `slowdown`, so the distance of a pair is (q_positions -
     k_positions) / slowdown.
@@ -60,8 +60,8 @@ class Remapping:
         return None
 
     def distances(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        """Return the distance by which each query and key are scored, float64 [Sq, Sk] or [B, Sq,
-        Sk].
+        """Return the distance by which each query and key are scored, that of the one piece which
+        holds the pair: float64 [Sq, Sk] or [B, Sq, Sk].
         """
         total = torch.zeros((), dtype=torch.float64, device=q_positions.device)
         for piece in self.pieces(q_positions, k_positions):
@@ -94,8 +94,8 @@ def _near_and_far(
 
 
 def _slowdown(trained: int, served: int, window: int) -> int:
-    """Return by how much to divide the distances beyond `window`, so that all stay within two
-    thirds of the trained length.
+    """Return by how much to divide the distances beyond `window`, at least 2, so that all stay
+    within two thirds of the trained length.
 
     The last third is not used, because distances near the trained length are rare in training.
     """

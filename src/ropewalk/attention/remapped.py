@@ -41,7 +41,8 @@ def attend_remapped(
     """Return causal attention [B, H, Sq, D] with the distances of `remapping`: its pieces, each
     with its own band, are merged.
 
-    rotate       returns q or k rotated for one piece
+    rotate       rotate(key, positions, slowdown) returns q, or k if `key` is True, rotated at these
+                 positions by frequencies divided by slowdown
     v            the values [B, Hk, Sk, D]
     q_positions  integers [Sq] or [B, Sq], and k_positions [Sk] or [B, Sk]: where the tokens are
     scale        the factor on the scores
@@ -50,7 +51,6 @@ def attend_remapped(
     """
     factor, parts = remapping.query_factor(q_positions), []
     for piece in remapping.pieces(q_positions, k_positions):
-        # the first argument says whether to rotate k
         q = rotate(False, piece.q_positions, piece.slowdown)
         if factor is not None:
             # [Sq] stays, [B, Sq] becomes [B, 1, Sq]: the same for all heads
@@ -61,12 +61,10 @@ def attend_remapped(
     return merge(parts, v.dtype)
 
 
-def check_remapping(
-    remapping: Remapping | None, encoding: Encoding, causal: bool
-) -> Remapping | None:
-    """Return the remapping; raise an error if attention with this encoding cannot have it."""
+def check_remapping(remapping: Remapping | None, encoding: Encoding, causal: bool) -> None:
+    """Raise an error if attention with this encoding cannot have the remapping."""
     if remapping is None:
-        return None
+        return
     if not isinstance(remapping, Remapping):
         raise RopeError(
             "remapping", f"must be a remapping ({', '.join(REMAPPINGS)}) or None", remapping
@@ -86,7 +84,6 @@ def check_remapping(
     if slowdown > 1:
         # refuses a spec whose frequencies cannot be divided
         slowed_spec(encoding.rope.spec, slowdown)
-    return remapping
 
 
 def remapped_attention(

@@ -90,8 +90,8 @@ def real_tokens(
 def visible_keys(
     rows: int, columns: int, order: RowOrder | None, real: Tensor | None, device: torch.device
 ) -> Tensor:
-    """Return which keys each query sees, [rows, columns] or [B, 1, rows, columns]: its own and
-    earlier real ones of its document.
+    """Return a boolean [rows, columns] or [B, 1, rows, columns], True where a query sees a key: its
+    own key, and the earlier real keys of its document.
 
     rows, columns  the number of queries, which are the last tokens, and of keys
     real           [B, columns], which keys are real. A padded query sees its own key, so that its

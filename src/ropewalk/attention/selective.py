@@ -35,8 +35,8 @@ from ropewalk.tensor_frequencies import ladder
 
 
 class PhaseState(NamedTuple):
-    """What the phases of later tokens depend on: the last inputs of the convolution, and the angles
-    so far [B, H, P].
+    """What the angles of later tokens depend on: the convolution's last three inputs [B, 3, H P],
+    and the angles so far [B, H, P].
     """
 
     tokens: Tensor
@@ -76,7 +76,7 @@ class SelectivePhases(nn.Module):
         """Return, for x [B, S, model_dim], the steps [B, H, S, P] (the angle that each token adds)
         and the angles (their running sums), in float64, and the state after x.
 
-        With an `order`, x is sorted by it; padding takes no step.
+        With an `order`, x is sorted by it already; padding takes no step.
         """
         # the part of x that belongs to each head becomes a unit vector
         normed = F.normalize(x.unflatten(-1, (self.num_heads, -1)), dim=-1).flatten(-2)
@@ -169,7 +169,8 @@ class SelectiveState(NamedTuple):
     """What later tokens depend on.
 
     phases  the state of SelectivePhases
-    memory  (rotated keys, values) of the form "softmax", or (the rotating state,) of "linear"
+    memory  (rotated keys, values), both [B, Hk, N, D], of the form "softmax", or (the rotating
+            state [B, H, D, D],) of "linear"
     real    [B, N], False for keys that are padding; None: all are real, or the form is "linear"
     """
 

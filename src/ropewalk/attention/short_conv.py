@@ -27,8 +27,8 @@ class ShortConv(nn.Module):
         """Return the result for x [B, S, channels], and the last width - 1 real tokens, to pass as
         `before` to the next call.
 
-        With an `order` (a RowOrder: by document, padding last), x is sorted by it, and a token does
-        not see tokens of other documents. With documents, `before` is None.
+        With an `order` (a RowOrder: by document, padding last), x is sorted by it already, and a
+        token does not see tokens of other documents. With documents, `before` is None.
         """
         earlier = self.weight.shape[-1] - 1
         if before is None:

@@ -333,7 +333,7 @@ class SoftmaxAttention(nn.Module):
 
     def _rotated(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return q and k with their positions applied by the encoding."""
-        # unless a subclass of Rotary rotates in another way
+        # not for a subclass of Rotary that rotates in another way
         if isinstance(self.encoding, Rotary) and type(self.encoding).rotate is Rotary.rotate:
             return self.encoding.rope(q, k, positions)  # one launch rotates both
         return self.encoding.rotate(q, positions, key=False), self.encoding.rotate(

@@ -102,9 +102,9 @@ class QueryTemperature(nn.Module):
         if positions.ndim > 2:
             rule = (
                 "must be [S] or [B, S] with a temperature, which has one factor for each token; "
-                "leave the temperature out for"
+                "leave the temperature out for positions on several axes"
             )
-            raise RopeError("positions", f"{rule} positions on several axes", list(positions.shape))
+            raise RopeError("positions", rule, list(positions.shape))
         # [H, 1], so that a number of each head broadcasts against positions
         learned = {
             name: parameter.unsqueeze(-1)

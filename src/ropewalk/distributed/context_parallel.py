@@ -1,5 +1,5 @@
-"""torch's context parallel as an engine: plain causal attention over head_tail shards, by fused
-CUDA kernels.
+"""torch's context parallel, the engine "torch" of `ring_attention`: plain causal attention over
+head_tail shards, by fused CUDA kernels.
 
 In head_tail shards, rank r of W ranks holds the chunks r and 2W - 1 - r of 2W, as torch expects.
 """
@@ -65,8 +65,8 @@ def run_torch(q: Tensor, k: Tensor, v: Tensor, scale: float, ring: Ring) -> Tens
 
 
 class _TorchRing(torch.autograd.Function):
-    """Enters torch's context in forward and again in backward, which runs after forward has left
-    it.
+    """Enters torch's context_parallel in forward and again in backward, which runs after forward
+    has left it.
     """
 
     @staticmethod

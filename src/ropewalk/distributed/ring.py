@@ -151,8 +151,10 @@ def ring_attention(
     return _RingAttention.apply(call, q, k, v, *call.bias_parameters)  # type: ignore[return-value]
 
 
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor, *positions: Tensor | None) -> None:
-    """Raise an error unless q, k, v and (q_positions, k_positions) fit together."""
+def _check_shapes(
+    q: Tensor, k: Tensor, v: Tensor, q_positions: Tensor | None, k_positions: Tensor | None
+) -> None:
+    """Raise an error unless q, k and v fit together, and positions have one entry for each token."""
     fit = (
         q.ndim == k.ndim == v.ndim == 4
         and k.shape == (q.shape[0], k.shape[1], *q.shape[2:])
@@ -164,7 +166,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, *positions: Tensor | None) ->
             "must divide q's; v must have k's batch, heads and S"
         )
         raise RopeError("q, k, v", rule, [list(t.shape) for t in (q, k, v)])
-    for name, each in zip(("q_positions", "k_positions"), positions, strict=True):
+    for name, each in (("q_positions", q_positions), ("k_positions", k_positions)):
         if each is not None and each.shape[-1] != q.shape[-2]:
             raise RopeError(
                 name,
@@ -211,7 +213,7 @@ def pick_engine(
     name: str | None = None,
 ) -> tuple[str, str]:
     """Return (engine, why it was taken): the engine `name`, or without a name torch's if it can run
-    this attention, else ours. `order` is as in `ring_attention`; `masks` are the names of the masks
+    this attention, else "ring". `order` is as in `ring_attention`; `masks` are the names of the masks
     that are given besides causality and window.
     """
     reason = torch_why_not(q, k, masking, order, masks)
@@ -322,8 +324,8 @@ def _tiles(
 def _token_masks(
     call: RingCall, keys: dict[str, Tensor], q_slice: slice, k_slice: slice
 ) -> Iterator[Tensor]:
-    """Yield the masks of documents and padding, boolean [B, 1, Sq or 1, Sk], True = attend; `keys`
-    holds those of the rank whose keys these are.
+    """Yield the masks of documents and padding, boolean [B, 1, Sq or 1, Sk], True = attend; `call`
+    has the documents of the queries, `keys` the documents and padding of the keys.
     """
     if call.documents is not None:
         yield (call.documents[:, q_slice, None] == keys["documents"][:, None, k_slice])[:, None]
@@ -331,9 +333,9 @@ def _token_masks(
         yield keys["padding"][:, None, None, k_slice]
 
 
-def _rounds(call: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Yield (rank, that rank's keys, values and masks by name) for every step of the ring; the next
-    rank's are received while these are used.
+def _steps(call: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """Yield (source, its `keys`) for every step of the ring, first those of this rank; the keys of
+    the next step are received while these are used.
     """
     optional = {
         "positions": call.positions[1],
@@ -370,7 +372,7 @@ class _RingAttention(torch.autograd.Function):
         out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=compute_dtype, device=q.device)
         log_sum = torch.full(q.shape[:-1], -math.inf, dtype=compute_dtype, device=q.device)
         with torch.autocast(q.device.type, enabled=False):
-            for source, keys in _rounds(call, k, v):
+            for source, keys in _steps(call, k, v):
                 for q_slice, _, tile in _tiles(call, q, keys, source):
                     # in place, as slices of `out` and `log_sum` are views
                     merge(
@@ -399,7 +401,7 @@ class _RingAttention(torch.autograd.Function):
         parameter_grads = [torch.zeros_like(p) for p in parameters]
         receive = None
         with torch.autocast(q.device.type, enabled=False):
-            for step, (source, keys) in enumerate(_rounds(call, k, v)):
+            for step, (source, keys) in enumerate(_steps(call, k, v)):
                 step_grads = [torch.zeros_like(keys[name], dtype=out.dtype) for name in ("k", "v")]
                 for q_slice, k_slice, tile in _tiles(call, q, keys, source):
                     per_query = (

@@ -116,7 +116,7 @@ def ring_linear_attention(
     )
     # exchange how many real tokens every run has, [ranks * most_runs, B]; `before` is how many come
     # before each of this rank's runs
-    counts = _of_all_runs([real[:, run.local].sum(dim=-1) for run in runs], most_runs, group)
+    counts = _gather_runs([real[:, run.local].sum(dim=-1) for run in runs], most_runs, group)
     before = [counts[run.earlier].sum(dim=0) for run in runs]
     if positions is None:  # `left_padded` counts the real tokens of a run from 0
         parts = [
@@ -131,7 +131,7 @@ def ring_linear_attention(
     our_sums = [key_sums(*of_run) for of_run in zip(features_of_runs, values_of_runs, strict=True)]
     kv_shape, k_shape = (sums.shape for sums in our_sums[0])
     joined = [torch.cat((kv_sum.flatten(1), k_sum.flatten(1)), dim=1) for kv_sum, k_sum in our_sums]
-    kv_sums, k_sums = _of_all_runs(joined, most_runs, group).split(
+    kv_sums, k_sums = _gather_runs(joined, most_runs, group).split(
         (kv_shape[1:].numel(), k_shape[1:].numel()), dim=-1
     )
     outs, states = [], []
@@ -168,7 +168,7 @@ def _runs(indices: Sequence[Tensor], rank: int) -> tuple[list[TokenRun], int]:
             "'head_tail', or ring_attention"
         )
         raise RopeError("order", rule, [len(each) for each in bounds])
-    # number of a run (its row in `_of_all_runs`) -> index of its first token in the sequence; an
+    # number of a run (its row in `_gather_runs`) -> index of its first token in the sequence; an
     # empty run is after all tokens
     first_token = {}
     for owner, runs in enumerate(bounds):
@@ -183,10 +183,10 @@ def _runs(indices: Sequence[Tensor], rank: int) -> tuple[list[TokenRun], int]:
     return our_runs, most
 
 
-def _of_all_runs(of_our_runs: list[Tensor], most: int, group: dist.ProcessGroup | None) -> Tensor:
-    """Return the tensors of the runs of all ranks, [world * most, ...]; a rank with fewer than
-    `most` runs adds zeros.
+def _gather_runs(ours: list[Tensor], most: int, group: dist.ProcessGroup | None) -> Tensor:
+    """Return the tensors of the runs of all ranks, [world * most, ...], given those of this rank's
+    runs, `ours`; a rank with fewer than `most` runs adds zeros.
     """
-    missing = most - len(of_our_runs)
-    filled = [*of_our_runs, *[torch.zeros_like(of_our_runs[0])] * missing]
+    missing = most - len(ours)
+    filled = [*ours, *[torch.zeros_like(ours[0])] * missing]
     return gather(torch.stack(filled), group).flatten(0, 1)

@@ -106,8 +106,8 @@ def exchange_lengths(
     differs between ranks.
 
     tokens  how many tokens this rank has
-    facts   {name for the error: a number or dtype}, with the same names on every rank. Tensors of
-            different sizes or dtypes would abort the process or be mixed up
+    facts   {name for the error: a number or dtype}, with the same names on every rank. They must be
+            equal: tensors of other sizes or dtypes would abort the process or be mixed up
     """
     numbers = [
         DTYPES.index(fact) if isinstance(fact, torch.dtype) else int(fact)

@@ -30,7 +30,7 @@ class ScoreBias(Encoding):
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """Return ALiBi's slopes 2^(-8h/n), h = 1 ... n.
+    """Return ALiBi's slopes 2^(-8h/n) of heads h = 1 ... n, [n] in float64.
 
     If n is not a power of two, the slopes are those of the next lower power, then every second one
     of the next higher power.
@@ -164,8 +164,8 @@ class Fire(ScoreBias):
         self.raw_threshold = nn.Parameter(torch.zeros(()))
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        """Return the bias of each head, [H, Sq, Sk] or [B, H, Sq, Sk]: the MLP of the ratio of the
-        two logarithms.
+        """Return the bias of each head, [H, Sq, Sk] or [B, H, Sq, Sk]: the MLP of the ratio
+        log(rate distance + 1) / log(rate max(threshold, query position) + 1).
         """
         distance = distances(q_positions, k_positions).clamp(min=0).float()
         rate = F.softplus(self.raw_rate).float()

@@ -45,6 +45,7 @@ class Fourier(Encoding):
     def __init__(
         self, sizes: Sizes, *, gain: float = 0.3, learnable: bool = False, per_head: bool = False
     ) -> None:
+        """Create the two mixes: the identity plus noise of deviation `gain` / sqrt(kept pairs)."""
         super().__init__(sizes)
         number("gain", gain, low=0)
         spec = RopeSpec(head_dim=sizes.head_dim)
@@ -85,7 +86,7 @@ class Fourier(Encoding):
         """
         kept = table[..., : self.kept]
         if self.per_head or kept.ndim == 3:
-            # an axis for the heads, if tables differ from head to head or from row to row
+            # an axis for the heads, if `mix` has one, or if tables differ from row to row
             kept = kept.unsqueeze(-3)
         pairs = F.pad(kept @ mix.to(table.dtype), (0, table.shape[-1] - self.kept), value=1.0)
         return torch.cat((pairs, pairs), dim=-1)

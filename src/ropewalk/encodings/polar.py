@@ -52,8 +52,8 @@ class Polar(Rotary):
     def rotate(
         self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None
     ) -> Tensor:
-        """Return x as pairs of length softplus(x), rotated; queries start at the learned angle
-        -delta, keys at 0.
+        """Return x [B, H, S, d] as pairs of length softplus(x), rotated, [B, H, S, 2 d]; queries
+        start at the learned angle -delta, keys at 0.
         """
         size = F.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
         if key:

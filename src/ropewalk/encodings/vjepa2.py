@@ -70,7 +70,8 @@ class VJepa2(Encoding):
 
         positions  [S] or [B, S] on the axis of the slice
 
-        The quarter turn has the pairs (2i, 2i + 1), cos and sin repeat as for pairs (i, i + d/2).
+        As in V-JEPA-2, the quarter turn is that of pairs (2i, 2i + 1), while cos and sin repeat as
+        for pairs (i, i + slice_dim / 2).
         """
         pairs = self.slice_dim // 2
         frequencies = self.theta ** (

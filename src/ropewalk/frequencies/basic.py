@@ -86,7 +86,7 @@ class Riflex(Scaling):
 
     def pair(self, dim: int, theta: float) -> int:
         """Return the index of the pair that is slowed: the one whose wavelength is nearest to
-        `repeat`.
+        `repeat`, both in frames.
         """
         wavelengths = [2 * math.pi * theta ** (2 * i / dim) for i in range(dim // 2)]
         return min(range(dim // 2), key=lambda i: abs(wavelengths[i] - self.repeat))

@@ -127,7 +127,7 @@ class Given(Scaling):
 
 def geometric(pairs: int, slowest: float, fastest: float, zeros: int = 0) -> Given:
     """Return a scaling for `pairs` pairs: the first `zeros` pairs do not rotate, the others have
-    frequencies from `slowest` to `fastest` with equal ratios.
+    frequencies from `slowest` to `fastest`, in radians per step, with equal ratios.
 
     Golden gate RoPE uses these frequencies, in this order from slow to fast, together with
     `axes.GoldenAxes`.

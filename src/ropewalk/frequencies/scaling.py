@@ -30,7 +30,8 @@ SERVED_LENGTH_KEY = "max_position_embeddings"
 class Frequencies:
     """The frequencies and the magnitude that a scaling computes, as plain numbers.
 
-    `radians` has one float for each pair; with axes, a tuple of one float for each axis.
+    `radians` has one float for each pair; those of a spec with axes may be [pairs][axes] or
+    [heads][pairs][axes] instead.
     `magnitude` multiplies cos and sin. `growth` (xPos) is, for each pair, the log-magnitude per
     position away from the position `center`: added on queries, subtracted on keys. `digits` are the
     frequencies with 40 digits; `radians` are `digits` rounded, one by one, to float64 or float32.

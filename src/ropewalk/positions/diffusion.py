@@ -18,8 +18,8 @@ from ropewalk.positions.text import MOST, Device
 
 
 def flux(height: int, width: int, text: int = 0, device: Device = None) -> Int[Tensor, "3 1 N"]:
-    """Return Flux's positions: `text` tokens at (0, 0, 0), which does not rotate, then the image at
-    (0, row, column).
+    """Return Flux's positions: `text` tokens at (0, 0, 0), which does not rotate, then those of an
+    image of height x width tokens at (0, row, column).
     """
     return torch.cat(
         [_text(text, (0, 0, 0), device), grid(1, height, width, device=device)], dim=-1
@@ -50,8 +50,8 @@ def flux2(
 def qwen_image(
     images: Sequence[tuple[int, int, int]], text: int = 0, device: Device = None
 ) -> tuple[Int[Tensor, "3 1 N"], Int[Tensor, "3 1 T"]]:
-    """Return Qwen-Image's positions: those of the images, given by their (frames, height, width),
-    and those of the text after them.
+    """Return Qwen-Image's positions: those of the images, given by their (frames, height, width) in
+    tokens, and those of the text after them.
 
     Rows and columns count from the centre, -ceil(n / 2) to floor(n / 2) - 1; frame f of image i is
     at time i + f. Text begins at half of the longest side, rounded down, on all axes.

@@ -108,7 +108,6 @@ def augmented(
     rescale  multiplies both axes by the same number from 1 / rescale to rescale, uniform in its
              logarithm
     """
-
     _check_dtype("centres", getattr(centres, "dtype", type(centres)))
 
     def drawn(rows: int, most: float) -> Tensor:
@@ -134,8 +133,8 @@ def stretched_grid(
     dtype: torch.dtype = torch.float64,
     device: Device = None,
 ) -> Float[Tensor, "2 1 N"]:
-    """Return (row, column) of every patch, stretched so that each side is `pretrained` long:
-    EVA-02's rule for other sizes.
+    """Return (row, column) of every patch, stretched so that each side is `pretrained` patches
+    long, as in training: EVA-02's rule for other sizes.
 
     Row r of n is at r / n * pretrained. These positions are for `axes.normalised`.
     """
