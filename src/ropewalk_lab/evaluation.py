@@ -26,6 +26,20 @@ MAX_TOKENS = 16_384
 
 
 @contextmanager
+def modes_kept(module: nn.Module) -> Iterator[None]:
+    """Context manager: afterwards every module in it has its own mode, training or evaluation,
+    again.
+    """
+    was_training = [(each, each.training) for each in module.modules()]
+    try:
+        yield
+    finally:
+        module.train(was_training[0][1])  # a module may do more in `train` than set its mode
+        for each, mode in was_training:
+            each.training = mode
+
+
+@contextmanager
 def evaluating(model: Model, device: torch.device | None = None) -> Iterator[torch.device]:
     """Context manager: evaluation mode without gradients; yields `device`, by default the device of
     the model's parameters.
@@ -33,15 +47,10 @@ def evaluating(model: Model, device: torch.device | None = None) -> Iterator[tor
     # a plain function has no mode and no parameters; an Identity stands in for it
     module = model if isinstance(model, nn.Module) else nn.Identity()
     parameter = next(module.parameters(), None)
-    was_training = module.training
-    module.eval()
-    try:
-        # no_grad, because tables cached in inference mode could not be used by a later training
-        # step
-        with torch.no_grad():
-            yield device or (torch.device("cpu") if parameter is None else parameter.device)
-    finally:
-        module.train(was_training)
+    # no_grad, because tables cached in inference mode could not be used by a later training step
+    with modes_kept(module), torch.no_grad():
+        module.eval()
+        yield device or (torch.device("cpu") if parameter is None else parameter.device)
 
 
 def losses_and_hits(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError, integer, number
 from ropewalk.models.decoder import Decoder
+from ropewalk_lab.evaluation import modes_kept
 
 
 def recalibrate(
@@ -51,9 +52,9 @@ def recalibrate(
         optimiser, lambda step: min(1.0, (step + 1) / max(1, warmup))
     )
     generator = torch.Generator().manual_seed(integer("seed", seed, low=0))
-    losses, was_training = [], model.training
-    model.train()
-    try:
+    losses = []
+    with modes_kept(model):
+        model.train()
         for step in range(steps):
             rows = torch.randint(len(tokens), (batch,), generator=generator)
             loss = model.loss(tokens[rows].to(device))
@@ -65,6 +66,4 @@ def recalibrate(
             losses.append(float(loss.detach()))
             if log is not None:
                 log(step, losses[-1])
-    finally:
-        model.train(was_training)
     return losses

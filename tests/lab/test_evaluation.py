@@ -163,11 +163,13 @@ class Watched(torch.nn.Module):
 @pytest.mark.parametrize("was_training", [True, False])
 def test_a_model_is_evaluated_without_dropout_and_left_as_it_was(windows, was_training):
     model = Watched().train(was_training)
+    model.frozen = torch.nn.Identity().eval()
     losses_by_length(model, windows, [64], 8)
     task_hits(model, TaskBatches("copy"), 20, 2)
     sliding_losses(model, windows, 16, 8)
     assert set(model.modes) == {(False, False)}
     assert model.training == was_training
+    assert not model.frozen.training
 
 
 def test_chunks_start_half_a_width_apart_unless_told(windows):

@@ -115,10 +115,12 @@ def test_recalibration_is_the_loop_written_by_hand(options, batch, rate, warmup,
 @pytest.mark.parametrize("training", [True, False])
 def test_a_model_is_in_the_mode_it_had_and_in_training_mode_while_it_learns(training):
     model, modes = tiny().train(training), []
+    model.norm.train(not training)
     tokens = torch.arange(12).repeat(8, 1)
     recalibrate(model, tokens, 2, log=lambda *_: modes.append(model.training))
     assert modes == [True, True]
     assert model.training == training
+    assert model.norm.training != training
 
 
 def test_frozen_parameters_stay_as_they_are():

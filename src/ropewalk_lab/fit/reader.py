@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from ropewalk.errors import RopeError
 from ropewalk.interop.patch import patched
 from ropewalk.models.decoder import Decoder
+from ropewalk_lab.evaluation import modes_kept
 from ropewalk_lab.fit.cpu import faster_on_cpu
 
 #: float32 logits in memory at a time: 256 MB
@@ -125,7 +126,8 @@ def reading(model: nn.Module) -> Iterator[Reader]:
     its reader. Afterwards the model is as before.
     """
     with ExitStack() as stack:
-        stack.enter_context(evaluating(model))
+        stack.enter_context(modes_kept(model))
+        model.eval()
         kernels = "ropewalk"
         if not isinstance(model, Decoder):  # a Decoder has our kernels already
             try:
@@ -134,16 +136,3 @@ def reading(model: nn.Module) -> Iterator[Reader]:
                 kernels = "the model's own"
         attention = stack.enter_context(faster_on_cpu(model))
         yield Reader(model, kernels, attention)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Context manager: evaluation mode; afterwards every module has its own mode again."""
-    was_training = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training[0][1])  # a module may do more in `train` than set its mode
-        for module, mode in was_training:
-            module.training = mode
