@@ -8,6 +8,7 @@ tokens unrotated.
 Words of this module:
   interleaved  the pairs are neighbouring dimensions (2i, 2i + 1); otherwise pair i of P is (i, i + P)
   P            how many pairs rotate; tables have one entry for each pair
+  B, S, H, D   the sizes of x: batch, tokens of a row, heads, dimensions of a head; T packed tokens
   xPos         queries are multiplied by a factor of their position, keys by the inverse of theirs;
                the center is the position where both are 1
 """

@@ -5,6 +5,7 @@ Words of this module:
                  default, and to which the defaults of transformers were added
   hf_config      the contents of a config.json that is written
   model_type     as in config.json: a key of ARCHITECTURES
+  spec           a RopeSpec: theta, scaling and the other settings of a rotation
   ours, theirs   the name or value of this package, and that of transformers
   layer types    "full" and "sliding" (only the latest tokens are attended to) are rotated, "nope"
                  and "nope_sliding" are not; transformers names full_attention and sliding_attention
