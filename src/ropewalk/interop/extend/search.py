@@ -1,4 +1,4 @@
-"""LongRoPE's evolutionary search for one factor per pair, by which its frequency is divided; factors
+"""LongRoPE's evolutionary search for one factor per pair, which divides its frequency; factors
 never decrease from fast to slow pairs.
 """
 
