@@ -13,13 +13,15 @@ from ropewalk.rotation import rotate_by
 
 
 def rotate_broadcast(x: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int = 0) -> Tensor:
-    """Rotate x [..., D] by cos and sin [..., P], whose leading axes broadcast against those of x.
+    """Return x [..., D] with P pairs, from dimension `start` on, rotated by cos and sin [..., P],
+    whose leading axes broadcast against those of x. `layout` is "half" or "interleaved".
 
     The axes from the first to the last along which the tables vary are token axes, those before
     them rows, those after them heads: [B, H, S, D] by [S, P], [B, S, H, D] by [S, 1, P], an image
-    [B, height, width, D] by [height, width, P]. `start` is the first rotated dimension of D.
+    [B, height, width, D] by [height, width, P].
     """
     leading = x.shape[:-1]
+    # the leading axes of the tables, as many as x has
     sizes = (1,) * (len(leading) + 1 - cos.ndim) + cos.shape[:-1]
     if len(sizes) != len(leading) or any(
         size not in (1, of_x) for size, of_x in zip(sizes, leading, strict=True)
@@ -48,8 +50,8 @@ def rotate_broadcast(x: Tensor, cos: Tensor, sin: Tensor, layout: str, start: in
 
 def pair_entries(name: str, table: Tensor) -> Tensor:
     """Return one entry for each pair, [..., P], of a table [..., 2P] that has every entry twice in
-    succession: [a, a, b, b] gives [a, b]. On a CPU and outside torch.compile, raise an error if two
-    of them differ.
+    succession: [a, a, b, b] gives [a, b]. Raise an error if two of them differ; this is checked
+    only on a CPU and outside torch.compile, because it reads the entries.
     """
     if table.shape[-1] % 2:
         raise RopeError(

@@ -8,6 +8,7 @@ tokens unrotated.
 Words of this module:
   interleaved  the pairs are neighbouring dimensions (2i, 2i + 1); otherwise pair i of P is (i, i + P)
   P            how many pairs rotate; tables have one entry for each pair
+  B, S, H, D   the sizes of x: batch, tokens of a row, heads, dimensions of a head; T packed tokens
   xPos         queries are multiplied by a factor of their position, keys by the inverse of theirs;
                the center is the position where both are 1
 """
@@ -111,8 +112,8 @@ def apply_rotary_emb_qkv_(
     cos, sin, cos_k, sin_k = (
         table_rows(name, table, "seqlen_offsets", rows) for name, table in given.items()
     )
-    # all tables are checked before the queries are overwritten; an error about the second check
-    # names the argument of the keys. 0 is the first dimension that rotates, -3 the axis of tokens
+    # all tables are checked before the queries are overwritten; an error of the second check names
+    # cos_k or sin_k. 0 is the first dimension that rotates, -3 the axis of tokens
     check_tables(q, cos, sin, 0, -3)
     try:
         check_tables(k, cos_k, sin_k, 0, -3)
@@ -156,14 +157,9 @@ def _rope(
 class RotaryEmbedding(nn.Module):
     """Rotate queries and keys in place, at any position; with `scale_base` it is xPos.
 
-    dim          how many leading dimensions of a head are rotated
-    scale_base   positions over which xPos's multiplier changes by the base of its pair; None: no
-                 xPos
-    xpos_center  the position at which xPos's multiplier is 1; None means the middle of each call's
-                 own sequence (or of `max_seqlen` tokens), as in a new module of the original.
-                 Cached keys would then not match, so a call with an offset requires a value here,
-                 or `max_seqlen`
-    device       accepted and ignored: there are no tensors to place
+    If `xpos_center` is None, the center of xPos is the middle of each call's own sequence (or of
+    `max_seqlen` tokens), as in a new module of the original. Cached keys would then not match, so a
+    call with an offset requires `xpos_center` or `max_seqlen`.
     """
 
     def __init__(
@@ -177,12 +173,14 @@ class RotaryEmbedding(nn.Module):
         *,
         xpos_center: int | None = None,
     ) -> None:
-        """Keep the settings of the first `dim` dimensions of a head, those of xPos only if
-        `scale_base` is given. `device` is ignored, because no tensor is made, and `pos_idx_in_fp32`
-        must be True.
+        """Keep and check the settings. `device` is ignored, because no tensor is made, and
+        `pos_idx_in_fp32` must be True.
 
-        xpos_center  the position at which xPos's multiplier is 1; None: the middle of each call's
-                     sequence
+        dim          how many leading dimensions of a head are rotated
+        base         theta: pair i turns by base^(-2i / dim) radians per position
+        scale_base   the number of positions over which xPos multiplies the factor of a query's
+                     pair i by (2i + 0.4 dim) / (1.4 dim); None: no xPos
+        xpos_center  the center of xPos; None: the middle of each call's sequence
         """
         super().__init__()
         if not pos_idx_in_fp32:
@@ -200,7 +198,7 @@ class RotaryEmbedding(nn.Module):
         self.xpos_center = (
             None if xpos_center is None else integer("xpos_center", xpos_center, low=-(2**62))
         )
-        # raises an error for a bad combination now, not at the first call; 0 is any center
+        # raises an error for a bad combination now, not at the first call; any center will do
         self._rope_for(dim, 0)
 
     def _rope_for(self, head_dim: int, center: int) -> Rope:
@@ -211,10 +209,10 @@ class RotaryEmbedding(nn.Module):
 
     @property
     def inv_freq(self) -> Tensor:
-        """Radians per step of each pair, float32; computed on access, so that no cast of the module
-        can round them.
+        """Radians per position of each pair, float32; computed on access, so that no cast of the
+        module can round them.
         """
-        # 0 is any center: the frequencies do not depend on it
+        # any center will do: the frequencies do not depend on it
         return ladder(self._rope_for(self.dim, 0).spec).radians.to(torch.float32)
 
     def cos_sin(

@@ -58,9 +58,9 @@ def precompute_freqs_cis(
 def _frequency_factors(
     dim: int, base: float, length: int, rope_scaling: Mapping[str, Any]
 ) -> Tensor:
-    """Return the factor on each pair's frequency, float64 [pairs]: 1 for fast pairs, 1 / factor for
-    slow ones, and a linear blend between. `length` is the trained length; `rope_scaling` gives the
-    factor, beta_fast and beta_slow.
+    """Return the factor on each pair's frequency, float64 [pairs]: 1 for pairs that make at least
+    beta_fast turns within the trained `length`, 1 / factor for those that make at most beta_slow,
+    and a linear blend between. `rope_scaling` gives the factor, beta_fast and beta_slow.
     """
     check_log_theta(base)
     factor = number("factor", rope_scaling.get("factor", 16), low=1)

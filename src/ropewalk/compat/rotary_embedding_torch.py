@@ -59,6 +59,7 @@ def apply_rotary_emb(
 
     freqs hold each angle twice, once for each dimension of a pair, and broadcast against t.
 
+    scale          a number, or a tensor [..., 2P] that also holds each factor twice
     freqs_seq_dim  the token axis of freqs: if it has more entries than t has tokens, only the last
                    ones are used. None: axis 0 if freqs have two axes or t has three; otherwise
                    freqs are used whole
@@ -137,6 +138,7 @@ class RotaryEmbedding(nn.Module):
         custom_freqs          the frequencies [pairs], in place of those that `freqs_for` names
         freqs_for             "lang": the powers of `theta`; "pixel": from pi to pi / 2 * max_freq;
                               "constant": `num_freqs` times 1
+        learned_freq          the frequencies are a parameter
         use_xpos              xPos with the base `xpos_scale_base`
         interpolate_factor    positions are divided by it
         theta_rescale_factor  how many times longer the context becomes by a larger theta (NTK)
@@ -146,10 +148,8 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         integer("dim", dim, low=2)
         self.dim, self.freqs_for = dim, choice("freqs_for", freqs_for, FREQS_FOR)
-        self.learned_freq, self.use_xpos = (
-            flag("learned_freq", learned_freq),
-            flag("use_xpos", use_xpos),
-        )
+        self.learned_freq = flag("learned_freq", learned_freq)
+        self.use_xpos = flag("use_xpos", use_xpos)
         self.interpolate_factor = number("interpolate_factor", interpolate_factor, low=1)
         self.seq_before_head_dim = flag("seq_before_head_dim", seq_before_head_dim)
         self.default_seq_dim = -3 if seq_before_head_dim else -2
@@ -166,10 +166,8 @@ class RotaryEmbedding(nn.Module):
         """Keep frequencies that are not learned, and the dtype in which `freqs` returns them:
         float64, or else float32.
         """
-        self._radians, self._dtype = (
-            tuple(freqs.double().tolist()),
-            torch.promote_types(freqs.dtype, torch.float32),
-        )
+        self._radians = tuple(freqs.double().tolist())
+        self._dtype = torch.promote_types(freqs.dtype, torch.float32)
 
     def _initial_freqs(
         self, given: Tensor | None, theta: float, rescale: float, max_freq: float, num_freqs: int
@@ -239,8 +237,8 @@ class RotaryEmbedding(nn.Module):
         offset: float | Tensor = 0,
         scale: float | Tensor | None = None,
     ) -> Tensor:
-        """Rotate t at positions offset, offset + 1, ... and multiply it by `scale` (xPos). An
-        `offset` [B] has one number for each row.
+        """Rotate t at positions offset, offset + 1, ... and multiply it by `scale`, the multipliers
+        of xPos [tokens, dim] or a number. An `offset` [B] has one number for each row.
         """
         if self.use_xpos and scale is None:
             raise RopeError(
@@ -284,17 +282,16 @@ class RotaryEmbedding(nn.Module):
         if not self.use_xpos:
             rotated = self.rotate_queries_or_keys(q, seq_dim, start + offset)
             return rotated, self.rotate_queries_or_keys(k, seq_dim)
-        # `steps` are the positions of the keys. The multipliers of xPos do not follow `offset`, as in
-        # the original
-        steps = self.get_seq_pos(k_len, k.device, torch.float64)
-        multipliers = self._xpos_multipliers(steps, k_len // 2)
+        # the multipliers of xPos do not follow `offset`, as in the original
+        key_positions = self.get_seq_pos(k_len, k.device, torch.float64)
+        multipliers = self._xpos_multipliers(key_positions, k_len // 2)
         rotated = self._rotate(
             q,
             self.get_seq_pos(q_len, q.device, torch.float64, start + offset),
             seq_dim,
             multipliers[start:],
         )
-        return rotated, self._rotate(k, steps, seq_dim, 1 / multipliers)
+        return rotated, self._rotate(k, key_positions, seq_dim, 1 / multipliers)
 
     def rotate_queries_and_keys(
         self, q: Tensor, k: Tensor, seq_dim: int | None = None

@@ -6,7 +6,8 @@ Both engines have a module that computes frequencies in `_compute_inv_freq` and 
 `own_rope` reads a rope whose scaling only ropewalk has, and makes the whole table.
 
 The served length is the longest sequence that a config says the model is used with; the rope of a
-config is the object `rope_parameters`. CoPE's flags are two keys of a config that clip its rope.
+config is the object `rope_parameters`. Its scaling changes its frequencies for longer texts, and
+may multiply q and k by a magnitude. CoPE's flags are two keys of a config that clip its rope.
 """
 
 from __future__ import annotations
@@ -178,8 +179,8 @@ def exact_table(table: Tensor, inv_freq: Tensor) -> Tensor:
     `inv_freq` (radians).
 
     The magnitude is the first entry of `table`, which is magnitude x cos 0. `table` itself is
-    returned if it has another form, or if its first NEAR rows differ from the exact ones by
-    TOLERANCE or more: then it holds something else.
+    returned if it has another form, or if its first 64 rows (NEAR) differ from the exact ones by
+    1e-4 or more (TOLERANCE): then it holds something else.
     """
     pairs = inv_freq.numel()
     # with one row, for position 0, there would be no angle to compare

@@ -4,6 +4,7 @@ operators elsewhere.
 cos and sin are computed in the graph, in float64, from small tables of the four bytes of a
 position: the graph has no maximum length, and is as exact at token 10,000,000 as at token 10.
 
+A spec (RopeSpec) describes a rotation: its frequencies, and the magnitude that multiplies q and k.
 A request says how tensors are rotated: by exact angles at positions, or, a TableRequest, by cos and
 sin that the caller passes.
 """
@@ -62,6 +63,7 @@ def export(
         import onnxscript  # type: ignore[import-not-found]  # noqa: F401
     except ImportError:
         raise MissingExtra("export", "onnx and onnxscript", "onnx") from None
+    # these functions consist of operators that ONNX has
     with replaced_ops(_rotate, _cos_sin):
         program = torch.export.export(
             model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes
@@ -87,7 +89,9 @@ def _share_constants(model: Any) -> None:
 
 @dataclass(frozen=True)
 class _SpecTables:
-    """The digit tables and the magnitude of a spec, for queries (False) and keys (True)."""
+    """The tables of a spec, one for each byte of a position, and its magnitude; both for queries
+    (False) and for keys (True).
+    """
 
     tables: dict[bool, tuple[np.ndarray, ...]]
     magnitudes: dict[bool, float]
@@ -158,7 +162,7 @@ def _rotate(xs: tuple[Tensor, ...], request: AnyRequest) -> tuple[Tensor, ...]:
     rotated = []
     for i, x in enumerate(xs):
         if isinstance(request, TableRequest):
-            cos, sin = request.cos, request.sin  # an inverse one has changed the sign of sin
+            cos, sin = request.cos, request.sin  # for the inverse rotation sin is negated already
         else:
             positions = request.explicit_positions(x.shape[request.seq_dim], x.device)
             cos, sin = _cos_sin(request, positions, torch.float32, request.is_key(i))

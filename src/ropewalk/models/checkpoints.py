@@ -224,16 +224,11 @@ def _check_model(model: nn.Module, state: Mapping[str, Tensor], described: nn.Mo
     model built from its config.
     """
     shapes = {name: value.shape for name, value in described.state_dict().items()}
-    missing, unexpected = (
-        [name for name in shapes if name not in state],
-        [name for name in state if name not in shapes],
-    )
+    missing = [name for name in shapes if name not in state]
+    unexpected = [name for name in state if name not in shapes]
     if missing or unexpected:
-        raise RopeError(
-            "model",
-            "must have exactly the weights that model.config describes",
-            missing + unexpected,
-        )
+        rule = "must have exactly the weights that model.config describes"
+        raise RopeError("model", rule, missing + unexpected)
     for name, shape in shapes.items():
         if state[name].shape != shape:
             raise RopeError(
@@ -341,8 +336,8 @@ def _common_dtype(source: Weights, names_in_file: Mapping[str, list[str]]) -> to
 def _read(
     source: Weights, hf_names: list[str], shape: torch.Size, dtype: torch.dtype, device: Any
 ) -> Tensor:
-    """Return one weight, read from the checkpoint; parts that are stored separately are
-    concatenated by rows.
+    """Return one weight of the given shape, read from the tensors `hf_names`; if these are several,
+    they are its parts and are concatenated by rows.
     """
     if len(hf_names) == 1:
         return source.read(hf_names[0]).to(dtype=dtype, device=device)

@@ -283,8 +283,8 @@ class DecodeStep:
     def _product(
         self, x: Tensor, weight: Tensor, out: Tensor, *, gate: bool = False, **finish: Any
     ) -> None:
-        """Write a product into `out`; `gate` and `finish`, the norm, bias and residual, are as in
-        `launch.product`.
+        """Write x @ weight^T into `out`; with `gate`, silu(first half) * second half of its
+        columns. `finish` holds the norm, bias and residual of `launch.product`.
         """
         # the tile for one row adds the terms of a sum in another order than a tile of several rows,
         # so an invariant step uses a tile of several rows for one row too

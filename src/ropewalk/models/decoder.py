@@ -30,7 +30,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         attention = PackedLinearAttention if config.attention == "linear" else PackedAttention
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        # resolved by the config
+        # the config has set layer_types
         self.self_attn = attention(config, config.layer_types[index])  # type: ignore[index]
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.mlp = MixtureOfExperts(config) if config.has_experts(index) else GatedNetwork(config)
@@ -48,14 +48,9 @@ class DecoderLayer(nn.Module):
         mixture of experts, or None without one. `padding` is True for real tokens; it and the other
         arguments are as in `Decoder.forward`, with the cache of this layer.
         """
-        attention_out = self.self_attn.attend(
-            self.input_layernorm(x),
-            positions,
-            padding,
-            documents,
-            cache,  # type: ignore
-        )  # type: ignore[arg-type]
-        x = x + self._dropout(attention_out)
+        normed = self.input_layernorm(x)
+        attended = self.self_attn.attend(normed, positions, padding, documents, cache)  # type: ignore[arg-type]
+        x = x + self._dropout(attended)
         out, routes = self.mlp(self.post_attention_layernorm(x))
         return x + self._dropout(out), routes
 
@@ -96,7 +91,7 @@ class Decoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the weights: normal with `init_std`, biases 0, norms 1."""
+        """Initialise the weights: normal with standard deviation `init_std`; biases 0, norms 1."""
         std = self.config.init_std
         # encodings initialise their own parameters
         encoding_modules = {

@@ -50,8 +50,8 @@ class PackedAttention(SoftmaxAttention):
         sizes = Sizes(heads[0], heads[2], hidden, config.length)
         super().__init__(heads, as_encoding(named, sizes), choices)
         width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        # drawn and dropped, so that a seed keeps giving the same weights: they depend on how many
-        # random numbers are drawn before them
+        # these matrices are not used: they only draw as many random numbers as separate projections
+        # would, so that a seed keeps giving the same weights
         for out in (width, kv_width, kv_width):
             nn.Linear(hidden, out, bias=False)
         # an encoding may turn each query into several, whose outputs are projected together
@@ -61,7 +61,7 @@ class PackedAttention(SoftmaxAttention):
         self.qkv_proj = nn.Linear(hidden, width + 2 * kv_width, bias=config.qkv_bias)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q [B, H, S, D], k and v [B, Hk, S, D] of x [B, S, hidden], q and k normed."""
+        """Return q [B, Hq, S, D], k and v [B, Hk, S, D] of x [B, S, hidden], q and k normed."""
         # [B, Hq + 2 Hk, S, D]
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)

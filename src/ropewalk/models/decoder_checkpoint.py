@@ -5,11 +5,12 @@ Words of this module:
                  default, and to which the defaults of transformers were added
   hf_config      the contents of a config.json that is written
   model_type     as in config.json: a key of ARCHITECTURES
+  spec           a RopeSpec: theta, scaling and the other settings of a rotation
   ours, theirs   the name or value of this package, and that of transformers
   layer types    "full" and "sliding" (only the latest tokens are attended to) are rotated, "nope"
                  and "nope_sliding" are not; transformers names full_attention and sliding_attention
-  or 0           after a field of a DecoderConfig, which sets every size, this only satisfies the
-                 type checker
+  or 0, or ()    after a field of a DecoderConfig, which sets every size and layer_types, these only
+                 satisfy the type checker
 """
 
 from __future__ import annotations
@@ -285,7 +286,7 @@ def model_type_of(config: DecoderConfig) -> str:
         return "ministral3"
     if config.qk_norm:
         return "qwen3"
-    if {"nope", "nope_sliding"} & {*config.layer_types}:  # type: ignore[misc]
+    if {"nope", "nope_sliding"} & {*(config.layer_types or ())}:
         return "smollm3"
     if config.qkv_bias and not config.o_bias:
         return "qwen2"
@@ -309,9 +310,8 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
             "attention", "must be 'softmax' to be saved for transformers", config.attention
         )
     # if every layer is a "nope" layer, none uses the encoding, and any spec describes the model
-    unrotated = (
-        set(config.layer_types) <= {"nope", "nope_sliding"} and config.input_encoding is None  # type: ignore
-    )  # type: ignore[arg-type]
+    all_nope = set(config.layer_types or ()) <= {"nope", "nope_sliding"}
+    unrotated = all_nope and config.input_encoding is None
     spec = (
         RopeSpec(head_dim=config.head_dim or 0)
         if config.encoding == "rope" or unrotated
@@ -351,10 +351,8 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
     if architecture.mlp_bias is None:
         hf_config["mlp_bias"] = config.mlp_bias
     if model_type == "smollm3":  # in this key 1 means that the layer is rotated
-        hf_config["no_rope_layers"] = [
-            int(not each.startswith("nope"))
-            for each in config.layer_types  # type: ignore
-        ]  # type: ignore[union-attr]
+        rotated = [not each.startswith("nope") for each in config.layer_types or ()]
+        hf_config["no_rope_layers"] = [int(each) for each in rotated]
     rope = to_hf(spec, model_type=model_type)
     if isinstance(config.temperature, FloorLog) and model_type == "ministral3":
         # no other model_type reads this temperature
@@ -385,8 +383,8 @@ def _window_keys(config: DecoderConfig, model_type: str) -> dict[str, Any]:
         return keys
     names = [
         "sliding_attention" if each.endswith("sliding") else "full_attention"
-        for each in config.layer_types  # type: ignore
-    ]  # type: ignore[union-attr]
+        for each in config.layer_types or ()
+    ]
     # max_window_layers is for readers that do not know layer_types; 0 makes all layers sliding
     return {"layer_types": names, **keys, "max_window_layers": 0}
 

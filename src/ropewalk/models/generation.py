@@ -267,8 +267,9 @@ def steps(
 def _caches_of(
     model: GeneratingModel, cache: Any, tokens: int, capacity: int | None, sinks: int
 ) -> Any:
-    """Return the caches that `cache` names, or those that it is; None for no cache. A static one
-    holds `tokens` tokens if its capacity is not given. Other arguments as in `steps`.
+    """Return new caches of the kind `cache`, or the given caches if it holds some; None for no
+    cache. A static one holds `tokens` tokens if its capacity is not given. Other arguments as in
+    `steps`.
     """
     if cache is None or cache == "none":
         return None
@@ -331,7 +332,7 @@ def why_not_graph(model: GeneratingModel, tokens: Tensor, cache: Any = "growing"
 
 
 def _copy_to_host(flag: Tensor) -> Callable[[], bool]:
-    """Start copying a flag to the host and return a function that waits for it."""
+    """Start copying a flag to the CPU; return a function that waits for it and returns it."""
     if not flag.is_cuda:
         return lambda: bool(flag)
     on_host = torch.empty((), dtype=torch.bool, pin_memory=True)

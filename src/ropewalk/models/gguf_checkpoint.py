@@ -5,6 +5,7 @@ Words of this module:
   name       of an architecture of llama.cpp ("llama", "qwen2" or "qwen3"), with which metadata keys
              begin
   keys       metadata of the file
+  spec       a RopeSpec, which describes the rotation; the rope of a file is its keys and tensors
   layout     which dims of a head rotate together: "half" is (i, i + n), which transformers and our
              weights have, "interleaved" is (2i, 2i + 1), which llama.cpp has for some architectures
   or 0       after a field of a DecoderConfig, which sets every size, this only satisfies the type

@@ -178,8 +178,8 @@ def apply_freeze(model: nn.Module, policy: str, new: tuple[str, ...] = ()) -> tu
 
 
 def _roles(model: nn.Module) -> dict[str, set[str]]:
-    """Return the roles of each parameter, by the modules that contain it; inner modules come later
-    and override outer ones.
+    """Return {name of a parameter: its roles}, which follow from the modules that contain it; inner
+    modules come later and override outer ones.
     """
     roles = {
         name: {"head"} if name.startswith(("head.", "lm_head.")) else {"other"}
@@ -190,7 +190,7 @@ def _roles(model: nn.Module) -> dict[str, set[str]]:
             if name not in roles:
                 continue  # the second name of a shared weight
             if isinstance(module, SoftmaxAttention | LinearAttention):
-                # "qk" for a Decoder's packed qkv_proj
+                # "qk" is the beginning of a Decoder's packed qkv_proj
                 is_query_key = name.removeprefix(path + ".").startswith(("q_", "k_", "qk"))
                 roles[name] = {"query_key", "attention"} if is_query_key else {"attention"}
             elif isinstance(module, Encoding | Rope):

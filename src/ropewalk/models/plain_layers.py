@@ -1,5 +1,6 @@
 """Which layers of a Decoder the captured decode step and the invariant forward support: those with
-plain attention, a gated network and RMS norms. Importing this does not import Triton.
+plain attention, a gated network and RMS norms. Importing this does not import Triton. A spec, a
+RopeSpec, describes a rotation.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ class RoFormer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialise the weights: normal for v1; truncated normal, narrower in deeper models, for
-        v2. Biases are 0.
+        v2. Biases and the embedding of the padding token are 0.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -265,7 +265,7 @@ class RoFormer(nn.Module):
 
     def caches(self, kind: str = "growing", capacity: int | None = None, sinks: int = 0) -> Caches:
         """Return an empty KVCache(kind, capacity, sinks) for each layer, or with linear attention
-        an empty RunningState.
+        an empty RunningState, which uses none of these arguments.
         """
         if not self.config.causal:
             raise RopeError(
@@ -319,9 +319,10 @@ class RoFormer(nn.Module):
         layers use the same. Arguments as in `forward`.
         """
         cache = caches[0] if caches else None  # all caches hold the same tokens
-        return self.layers[0].attention.token_positions(  # type: ignore
+        attention: Any = self.layers[0].attention
+        return attention.token_positions(
             positions, padding, documents, cache, *tokens.shape, tokens.device
-        )  # type: ignore[operator]
+        )
 
     def _check(self, tokens, types, padding) -> None:
         """Raise an error if tokens have a wrong dtype or shape, or types or padding another shape

@@ -183,8 +183,8 @@ class RoFormerConfig:
             "attention": ATTENTIONS,
             "head": HEAD_CLASSES,
             "summary": SUMMARIES,
+            "head_dropout": HEAD_DROPOUTS,
         }
-        choices["head_dropout"] = HEAD_DROPOUTS
         for name, allowed in choices.items():
             choice(name, getattr(self, name), allowed)
         for name in (

@@ -119,7 +119,7 @@ class LanguageModel(Head):
         return F.linear(self._projected(hidden), weight, self.bias if self.first_version else None)
 
     def features(self, hidden: Tensor) -> Tensor:
-        """Return the input of the output `matrix`; with a column of ones if there is a bias."""
+        """Return the input of the output `matrix`; v1 has a column of ones, for its bias."""
         x = self._projected(hidden)
         return torch.cat((x, torch.ones_like(x[..., :1])), dim=-1) if self.first_version else x
 

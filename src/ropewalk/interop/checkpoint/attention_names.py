@@ -160,9 +160,8 @@ def attention_modules(names: Iterable[str]) -> dict[str, AttentionModule]:
             layer = LAYER.search(path + ".")  # the pattern ends with the dot after the number
             modules[path] = AttentionModule(path, None if layer is None else int(layer[1]))
     for name in names:
-        parents = [
-            name[:i] for i, char in enumerate(name) if char == "."
-        ]  # "a" and "a.b" for "a.b.weight"
+        # "a" and "a.b" for "a.b.weight"
+        parents = [name[:i] for i, char in enumerate(name) if char == "."]
         # the outermost module, because an attention may contain another one, such as the indexer of
         # DeepSeek V3.2
         path = next((parent for parent in parents if parent in modules), None)
@@ -181,9 +180,9 @@ def layers_without_attention(
     """Return {path of a layer: tensor names} of layers in which no attention module was recognised
     but one is expected.
 
-    Layers are left out if the config declares a type without rotation for them, or if they hold
-    tensors of MIXERS. The names are those that look like parts of an attention, if there are any,
-    else all of the layer.
+    Layers are left out if the config declares a type without rotation for them, or if a tensor's
+    name says that they mix tokens in another way, such as Mamba. The names are those that look like
+    parts of an attention, if there are any, else all of the layer.
     """
     layers: dict[str, list[str]] = {}
     for name in names:
@@ -191,9 +190,8 @@ def layers_without_attention(
         if layer is None or OTHER_TOWERS.search(name):
             continue
         if layer_type(config, int(layer[1])) not in UNROTATED_TYPES:
-            layers.setdefault(name[: layer.end() - 1], []).append(
-                name
-            )  # under a path such as model.layers.3
+            path = name[: layer.end() - 1]  # such as model.layers.3
+            layers.setdefault(path, []).append(name)
     matches = [LAYER.search(path + ".") for path in modules]
     with_attention = {match.string[: match.end() - 1] for match in matches if match is not None}
     unrecognised = {}

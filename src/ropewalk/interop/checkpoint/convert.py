@@ -217,10 +217,8 @@ def _warnings(config: Mapping[str, Any], target_layout: str) -> tuple[str, ...]:
     if family is None or has_interleave_flag(config) or family.layout == target_layout:
         return ()
     return (
-        (
-            f"the transformers code of {model_type} uses the {family.layout} layout and cannot run "
-            "the converted weights"
-        ),
+        f"the transformers code of {model_type} uses the {family.layout} layout and cannot run "
+        "the converted weights",
     )
 
 

@@ -153,8 +153,8 @@ def read_rows(
 def read_pieces(
     path: Path, header: Header, name: str, start: int = 0, stop: int | None = None, *, rows: int = 1
 ) -> Iterator[Tensor]:
-    """Yield rows start:stop of a tensor in pieces of about PIECE_BYTES; all but the last are a
-    multiple of `rows` rows.
+    """Yield rows start:stop of a tensor, by default all, in pieces of about 8 MiB; all but the last
+    are a multiple of `rows` rows, so that a piece need not end inside a head.
     """
     entry = header.entries[name]
     if not entry.shape or not entry.bytes:  # a scalar, or a tensor without entries

@@ -152,14 +152,11 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
             each.name for each in folder.iterdir() if each.suffix in (".bin", ".pth", ".pt")
         )
         hint = (
-            (
-                f"; {_first_few(pickles)} can run code when loaded and is not read: save as "
-                "safetensors first"
-            )
-            if pickles
-            else ""
+            f"; {_first_few(pickles)} can run code when loaded and is not read: save as "
+            "safetensors first"
         )
-        raise RopeError("path", f"must contain safetensors files{hint}", str(path))
+        rule = "must contain safetensors files" + (hint if pickles else "")
+        raise RopeError("path", rule, str(path))
     if len(file_names) > MAX_SHARDS:
         raise RopeError(
             "path", f"must contain at most {MAX_SHARDS} safetensors files", len(file_names)

@@ -71,8 +71,9 @@ class HeadSizes:
 
 @dataclass(frozen=True)
 class TensorRule:
-    """How to convert one tensor: heads of `head_dim` along `axis`; rows from `rotated_rows` on are
-    copied. In each head, the `rotary_dim` rows from `rotary_start` on are rotated.
+    """How to convert one tensor: along `axis` it has heads of `head_dim` entries, and in each head
+    the `rotary_dim` entries from `rotary_start` on are put into the other order of pairs. The rows
+    after the first `rotated_rows`, which are those of v, are copied.
 
     `role` says what the tensor holds: "q", "k", "qkv" or "norm".
     """

@@ -36,7 +36,7 @@ class FolderTokenizerFiles:
     """The tokenizer and the special tokens of a folder, read from it when they are written.
 
     names  the files of NAMES that the folder has
-    ids    bos_token_id, eos_token_id and pad_token_id of its config.json, as of `token_ids`
+    ids    what `token_ids` returns
     """
 
     path: Path
@@ -57,8 +57,8 @@ class FolderTokenizerFiles:
         return dict(self.ids)
 
     def files(self, token_ids: Mapping[str, Any]) -> dict[str, bytes]:
-        """Return the contents of the files by name; one that cannot be read is left out, with a
-        warning.
+        """Return the contents of the files in `names`, such as tokenizer.json; one that cannot be
+        read or is too large is left out, with a warning.
 
         token_ids  those that differ from the ids in the folder's config.json are written into
                    generation_config.json, if the folder has this file

@@ -6,7 +6,8 @@ model family, if transformers loads the folder; and the names in Meta's and Mist
 The norms of the weights are weak evidence. `layout.probe_layout` tests the model itself.
 
 Paired rows are the two rows of a q or k projection that make one pair: the rows i and i + d/2 of a
-head in the half layout, 2i and 2i+1 in the interleaved one.
+head in the half layout, 2i and 2i+1 in the interleaved one. The rule of a tensor of q or k, a
+TensorRule, says how its rows are divided into heads and which rows of a head rotate.
 """
 
 from __future__ import annotations
@@ -142,6 +143,7 @@ def _from_code(config: Mapping[str, Any], folder: Folder) -> LayoutObservation:
     family = families().get(str(model_type))
     if family is None:
         return LayoutObservation(f"model_type {model_type!r} is not a known family", None, "weak")
+    # a family is refused if its rotation cannot be described
     if family.refused is not None or _meta_names(folder):
         return LayoutObservation(
             f"the layout of {model_type} is unknown for tensors with these names", None, "weak"

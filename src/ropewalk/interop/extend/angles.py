@@ -1,8 +1,9 @@
 """Read the angles that a rotary module computes, and find the layer types whose spec gives the same
 angles.
 
-A module serves a layer type if it computes the angles of its spec. The tables of a module are what
-its forward returns: cos and sin, or one complex tensor; () where it raises an error.
+A module serves a layer type if it computes the angles of its spec, the RopeSpec with its
+frequencies and magnitude. The tables of a module are what its forward returns: cos and sin, or one
+complex tensor; () where it raises an error.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _on_a_device(module: nn.Module) -> nn.Module:
         return module
     with torch.device("cpu"):
         built = type(module)(module.config)
-    built._forward_hooks.update(module._forward_hooks)  # the LengthHook, if it has one
+    built._forward_hooks.update(module._forward_hooks)  # one may set frequencies for each length
     return built
 
 

@@ -1,7 +1,7 @@
 """The report of `extend`: what was changed, and how it is undone.
 
 A patched model is one whose rotations `patch` has replaced by those of this library; they hold the
-ropes of the config that they were made from.
+ropes of the config that they were made from. A spec, a RopeSpec, describes the rotation of a layer.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@ config uses already.
 
 Words of this module:
   kind            the name of a scaling, such as "yarn"
+  spec            a RopeSpec: theta, scaling and the other settings of a layer type's rotation
   trained length  the longest sequence of the training, from which `factor` counts
   served length   the longest sequence that the config says the model is used with
   nested          said of a config whose `rope_parameters` hold one rope object for each layer type
@@ -55,6 +56,7 @@ class ConfigChange:
     specs    {layer type: its new spec} of the layer types that change
     config   the text config with the keys set
     served   the served length after the change; None if the change is not written
+    trained  the trained length
     before   {layer type: its spec before the change} of all layer types that rotate
     after    the same with the specs after the change
     shorter  one line about it if the served length falls, else nothing
@@ -290,12 +292,9 @@ def _make_scaling(
         raise RopeError("factor", f"must not be given for {title}, which has none", factor)
     if "original_length" in names:
         options["original_length"] = length
-    return scaling_class(
-        **{
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in options.items()
-        }
-    )
+    # tuples instead of lists, because a scaling is hashable
+    lists = {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
+    return scaling_class(**options | lists)
 
 
 def _scaled(spec: RopeSpec, scaling: Scaling) -> RopeSpec:
@@ -383,7 +382,7 @@ def _rope(old: Mapping[str, Any], scaling: Scaling, spec: RopeSpec) -> dict[str,
              rope_type in a config: it is written as "default" with the theta of `spec`
     spec     the new spec; that of NTK is unscaled, with the larger theta
     """
-    # the trained length is kept beside OTHER_KEYS: Ministral 3 scales its queries by both
+    # Ministral 3 also scales its queries, by a key of OTHER_KEYS and the trained length: keep both
     kept_keys = KEPT_KEYS | ({TRAINED_LENGTH_KEY} if OTHER_KEYS & old.keys() else set())
     kept = {key: value for key, value in old.items() if key in kept_keys}
     if isinstance(scaling, Ntk):
@@ -414,7 +413,7 @@ def _read_back(
     stray = rope_objects(config).stray
     if stray:
         raise RopeError("rope_parameters", "must hold only layer types", list(stray))
-    # the softmax factor of latent attention follows from the scaling
+    # the softmax factor of latent attention may differ: it follows from the scaling
     names = [each.name for each in fields(RopeSpec) if each.name != "extra_softmax_factor"]
     for layer, spec in expected.items():
         read = specs.get(layer)

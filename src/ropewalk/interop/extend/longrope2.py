@@ -3,7 +3,7 @@ before it follow from its factor.
 
 The critical pair is the first that does not complete a turn in training. In theory the base and the
 trained length determine it; but slow pairs are trained less well than the theory assumes, so the
-best choice lies a little earlier and is searched too.
+best choice lies a little earlier and is searched too. A pair's frequency is divided by its factor.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ropewalk.interop.extend.search import Factors
 
 
 def critical_dimension(dim: int, theta: float, length: float, turns: float = 1.0) -> int:
-    """Return ceil(d/2 * log_theta(length / (2 pi turns))): how many pairs complete `turns` turns
-    within `length` tokens.
+    """Return ceil(dim / 2 * log_theta(length / (2 pi turns))): how many pairs complete `turns`
+    turns within `length` tokens. `dim` is twice the number of pairs.
     """
     return math.ceil(dim / 2 * math.log(length / (2 * math.pi * turns)) / math.log(theta))
 
@@ -108,13 +108,8 @@ class _FactorSearch:
         """Start without candidates; the arguments are those of `search_longrope2`, and `rng` gives
         random numbers.
         """
-        self.loss, self.factor, self.step, self.mutation, self.random = (
-            loss,
-            factor,
-            step,
-            mutation,
-            rng,
-        )
+        self.loss, self.factor, self.step = loss, factor, step
+        self.mutation, self.random = mutation, rng
         self.losses: dict[Candidate, float] = {}
 
     def evaluate(self, critical: int, slow: list[float]) -> None:
@@ -125,7 +120,7 @@ class _FactorSearch:
         for value in slow:
             rounded = self.factor + round((value - self.factor) / self.step) * self.step
             lower_bound = max(lower_bound, min(2 * self.factor, rounded))
-            # without the noise of float sums, so that equal candidates are recognised
+            # rounding errors are removed, so that equal candidates are recognised
             valid.append(round(lower_bound, 10))
         candidate = critical, tuple(valid)
         if candidate not in self.losses:

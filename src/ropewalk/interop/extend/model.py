@@ -5,6 +5,7 @@ Words of this module:
   target      what `extend` was called with: the text config to change, and the rotary modules that
               compute angles from it (none for a config alone)
   change      the keys to set in the text config, with the specs before and after, a ConfigChange
+  spec        a RopeSpec: theta, scaling and the other settings of a layer type's rotation
   serve       a rotary module serves a layer type if it computes the angles of its spec
   Served      {a `layer_type` that the module's forward takes, or None if it takes none: the layer
               types that it serves}
@@ -317,10 +318,8 @@ class _Target:
         """Change the config and the rotary modules, and return an `Extension` that can undo this;
         on an error everything is restored.
         """
-        config, keys = (
-            self.config,
-            _respelled_keys(self.owner, self.config, copy.deepcopy(change.keys)),
-        )
+        config = self.config
+        keys = _respelled_keys(self.owner, config, copy.deepcopy(change.keys))
         if self.model is not None:
             _refuse_softmax_change(change)
         before = self.served(change)

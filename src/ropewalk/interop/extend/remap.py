@@ -8,8 +8,9 @@ cache: nothing about a call is kept in the model.
 
 A remapping changes the distance by which q and k are rotated against each other. It is made of
 pieces: in each, some pairs of tokens attend, at positions of the piece, with frequencies divided by
-its `slowdown`. A rotary module computes cos and sin in forward(x, position_ids). `args` and
-`kwargs` are the arguments with which torch calls a hook: those of the module's forward.
+its `slowdown`. A rotary module computes cos and sin in forward(x, position_ids). A spec, a
+RopeSpec, describes the rotation of a layer. `args` and `kwargs` are the arguments with which torch
+calls a hook: those of the module's forward.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ class TokenPositions:
 
 @dataclass(eq=False)
 class PassPositions:
-    """A pre-hook of an attention module: hands the positions of each call on to our attention
-    function, as one of its keyword arguments.
+    """A pre-hook of an attention module: it adds the positions of each call to the keyword
+    arguments, which the module passes on to our attention function.
 
     Nothing is kept between calls, so that threads may share a model and a layer may be computed
     again in backward. `order` holds the names of the positional arguments of the module's forward.
@@ -113,8 +114,8 @@ class PassPositions:
 
 
 def mark_positions(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
-    """A hook of a rotary module: notes the positions of a call on its result, which travels with
-    the call.
+    """A hook of a rotary module: sets the positions of a call as an attribute of its result, which
+    the model hands on to the layers.
     """
     positions = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
     setattr(output[0] if isinstance(output, tuple) else output, ROTATED_AT, positions)
@@ -313,13 +314,13 @@ class AttentionSwap:
 
 
 class DecoderSwap:
-    """Sets and restores the remapping of every `Attention` with RoPE in a model of this package,
-    and in the model's config if that has one.
+    """Sets and restores the remapping of every SoftmaxAttention with RoPE in a model of this
+    package, and in the model's config if that has one.
     """
 
     def __init__(self, model: nn.Module, remapping: Remapping) -> None:
         """Record what `install` is to set, `remapping`, and what `remove` is to restore: the
-        present remappings of this package's `Attention` modules, and the model's config if any.
+        present remappings of the SoftmaxAttention modules with RoPE, and the model's config if any.
         """
         self.model, self.remapping = model, remapping
         self.modules = remappable(model)
@@ -345,14 +346,14 @@ class DecoderSwap:
 
 
 def is_ours(model: Any) -> bool:
-    """Return whether a model has this package's `Attention`, with or without RoPE."""
+    """Return whether a model has this package's SoftmaxAttention, with or without RoPE."""
     return isinstance(model, nn.Module) and any(
         isinstance(module, SoftmaxAttention) for module in model.modules()
     )
 
 
 def remappable(model: nn.Module) -> list[SoftmaxAttention]:
-    """Return the modules of this package's `Attention` with RoPE; empty for a transformers model."""
+    """Return the SoftmaxAttention modules with RoPE; empty for a transformers model."""
     return [
         module
         for module in model.modules()

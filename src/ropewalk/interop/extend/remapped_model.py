@@ -1,8 +1,9 @@
 """`extend` with a remapping: which layers of a model it applies to, and what it refuses.
 
 A remapping changes the distance by which q and k are rotated against each other, by rotating them
-again to other positions; some remappings also divide frequencies by a `slowdown`. A target is what
-`extend` was called with, a `_Target` of model.py.
+again to other positions; some remappings also divide frequencies by a `slowdown`. A spec, a
+RopeSpec, describes the rotation of a layer. A target is what `extend` was called with, a `_Target`
+of model.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""LongRoPE's evolutionary search for one factor per pair; factors never decrease from fast to slow
-pairs.
+"""LongRoPE's evolutionary search for one factor per pair, which divides its frequency; factors
+never decrease from fast to slow pairs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Population:
         rounded, lower_bound = [], 1.0
         for factor in factors:
             lower_bound = max(lower_bound, min(self.highest, round(factor / self.step) * self.step))
-            # without the noise of float products, so that equal candidates are recognised
+            # rounding errors are removed, so that equal candidates are recognised
             rounded.append(round(lower_bound, 10))
         return tuple(rounded)
 
@@ -77,8 +77,8 @@ class _Population:
 
 
 def _first_candidates(pairs: int, factor: float) -> list[list[float]]:
-    """Return the factors of no scaling, interpolation, NTK, and ramps from 1 to `factor` over half
-    of the pairs.
+    """Return six candidates: the factors of no scaling, of interpolation by `factor`, of NTK, and
+    three ramps from 1 to `factor` over half of the pairs.
     """
     last_pair = max(1, pairs - 1)
     ntk = [factor ** (pair / last_pair) for pair in range(pairs)]

@@ -1,5 +1,6 @@
 """Give a GGUF file a longer context: the metadata keys to change, and the flags with which
-llama.cpp runs the unchanged file as if the keys were changed.
+llama.cpp runs the unchanged file as if the keys were changed. A spec, a RopeSpec, describes the
+rotation of a layer type: its frequencies, and the magnitude by which it multiplies q and k.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ class GgufTokenizerFiles:
         return {**ids, "eos_token_id": ends if len(ends) > 1 else ends[0] if ends else None}
 
     def files(self, token_ids: Mapping[str, Any]) -> dict[str, bytes]:
-        """Return the contents of the files by name; a tokenizer that cannot be built is left out,
-        with a warning.
+        """Return the contents of the Hugging Face files by name. A tokenizer that cannot be built
+        is left out, with a warning.
 
         token_ids  the ids that generation_config.json gets
         """
@@ -121,7 +121,7 @@ class GgufTokenizerFiles:
         }
 
     def _tokens(self) -> list[str]:
-        """Return the tokens of the file; none if it has none, or is no longer there."""
+        """Return the tokens of the file; [] if it has none, or if the file is no longer there."""
         try:
             return self.file.array(TOKENS)
         except (RopeError, OSError):

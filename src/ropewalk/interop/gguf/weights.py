@@ -1,5 +1,5 @@
 """The weights of a GGUF file under the names, shapes and layout that they have in a Hugging Face
-folder.
+folder. The rope of a file is a RopeSpec: theta, scaling and the other settings of its rotation.
 """
 
 from __future__ import annotations
@@ -93,15 +93,8 @@ class GgufWeights:
         """Return a weight, read and dequantised; rows of q and k are permuted to the half layout."""
         weight = torch.from_numpy(read_tensor(self.file, self.files[name]))
         if re.search(r"\.[qk]_proj\.", name) and self.stored_layout != "half":
-            rope = self.rope
-            return convert_layout(
-                weight,
-                self.stored_layout,
-                "half",
-                head_dim=rope.head_dim,
-                rotary_dim=rope.rotated_dims,
-                dim=0,
-            )
+            head = {"head_dim": self.rope.head_dim, "rotary_dim": self.rope.rotated_dims}
+            return convert_layout(weight, self.stored_layout, "half", dim=0, **head)
         return weight
 
 

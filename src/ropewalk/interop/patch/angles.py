@@ -45,7 +45,9 @@ def tables_of(rope: Rope, positions: Tensor, form: str) -> tuple[Tensor, ...]:
 
 
 class LazyAngles:
-    """A rope and positions, whose tables are computed only when needed."""
+    """A rope and positions, whose tables are computed only when needed; `fingerprint` is text that
+    identifies the rope's spec.
+    """
 
     def __init__(self, rope: Rope, positions: Tensor, form: str, dtype: torch.dtype) -> None:
         self.rope, self.positions, self.form, self.dtype = rope, positions, form, dtype
@@ -87,10 +89,7 @@ class LazyTable:
 
     def __reduce__(self):
         # the default would read __class__ and rebuild a Tensor
-        return LazyTable, (
-            self.angles,
-            self.index,
-        )
+        return LazyTable, (self.angles, self.index)
 
     def tensor(self) -> Tensor:
         """Return the materialised table."""

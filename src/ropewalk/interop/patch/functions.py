@@ -12,6 +12,7 @@ Words of this module:
   rows        of the tensors to rotate: the sequences of a batch; of a table: its entries for one
               token or position
   seq_dim     the axis of the tokens in the tensors to rotate
+  spec        a RopeSpec, which describes a rotation; its fingerprint is text that identifies it
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class RotationFunction:
         self.is_standard = self.names[:4] == ("q", "k", "cos", "sin")
         #: (fingerprint of a spec, width of the heads) -> its rope, in the layouts of the function
         self.ropes: dict[tuple[str, int], Rope] = {}
-        #: fingerprint of a spec -> the sections that the function must be called with to rotate by
-        #: its axes
+        #: fingerprint of a spec with several position axes -> how many successive pairs belong to
+        #: each axis, the argument mrope_section of a call
         self.sections: dict[str, list[int]] = {}
 
     def add_spec(self, spec: RopeSpec) -> None:
@@ -90,7 +91,7 @@ class RotationFunction:
             self.ropes[spec.fingerprint, width] = Rope(function_spec, backend=self.backend)
         if SECTIONS in self.names and isinstance(spec.axes, AxisMap):
             counts = [spec.axes.axis_of_pair.count(axis) for axis in range(spec.num_axes)]
-            if chunked(counts) == spec.axes:
+            if chunked(counts) == spec.axes:  # the pairs of each axis are successive
                 self.sections[spec.fingerprint] = counts
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -170,10 +171,7 @@ class RotationFunction:
         elif not convention.by_row and cos.shape[:-1].numel() == max(cos.shape[:-1]):
             # of the axes before the last, at most that of the tokens is longer than 1: the others
             # are left out
-            cos, sin = (
-                cos.reshape(-1, cos.shape[-1]),
-                sin.reshape(-1, sin.shape[-1]),
-            )
+            cos, sin = (table.reshape(-1, table.shape[-1]) for table in (cos, sin))
         if convention.reverse:
             sin = -sin
         if not convention.joined_heads:

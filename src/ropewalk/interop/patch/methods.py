@@ -83,12 +83,8 @@ def redirected(function: FunctionType, substitutes: Mapping[str, Callable]) -> F
     copy = own.cell_contents = FunctionType(
         function.__code__, namespace, function.__name__, function.__defaults__, cells or None
     )
-    copy.__kwdefaults__, copy.__doc__, copy.__qualname__ = (
-        function.__kwdefaults__,
-        function.__doc__,
-        function.__qualname__,
-    )
-    copy.__module__, copy.__annotations__ = function.__module__, function.__annotations__
+    for name in ("__kwdefaults__", "__doc__", "__qualname__", "__module__", "__annotations__"):
+        setattr(copy, name, getattr(function, name))
     wrapped = getattr(function, "__wrapped__", None)
     if isinstance(wrapped, FunctionType):
         copy.__wrapped__ = redirected(wrapped, substitutes)  # type: ignore[attr-defined]
@@ -197,6 +193,7 @@ class Replacement:
 
     def check(self) -> None:
         """Refuse a method that other code has already replaced on this instance."""
+        # None, or the method of the class, which accelerate keeps there, is no replacement
         current = vars(self.module).get(self._slot())
         if current is not None and getattr(current, "__func__", None) is not inspect.getattr_static(
             type(self.module), self.name

@@ -218,11 +218,8 @@ class _MethodSearch:
         """
         if function not in self.functions:
             method = MethodType(function, module)
-            # None: the method says nothing of heads, so any number will do
-            heads, pairs = (
-                getattr(module, "num_heads", None),
-                getattr(module, "head_size", 2 * PAIRS) // 2,
-            )
+            heads = getattr(module, "num_heads", None)  # None: any number will do
+            pairs = getattr(module, "head_size", 2 * PAIRS) // 2
             self.functions[function] = self._recognised(
                 type(module), method, convention_of(method, heads, pairs), name
             )
@@ -231,8 +228,8 @@ class _MethodSearch:
     def _recognised(
         self, cls: type, function: Callable, convention: Convention | None, name: str
     ) -> RotationFunction:
-        """Return the replacement of a function whose convention was found; raise an error if none
-        was.
+        """Return the replacement of a function with this convention; raise an error that names the
+        module class `cls` and the function, `name`, if the convention is None: none was found.
         """
         if convention is None:
             rule = (

@@ -7,6 +7,7 @@ Words of this module:
   hook    the LengthHook of an extended module, which sets the frequencies for the length of a call;
           None for a module without one
   match   a rope that computes what the module computes, and the form in which to return it
+  spec    a RopeSpec: theta, scaling and the other settings of a rotation, as the config has them
 """
 
 from __future__ import annotations
@@ -70,9 +71,8 @@ class RotaryReplacement(Replacement):
             or not _fits(match.rope.spec, position_ids)
         ):
             return _own_forward(self.module, x, position_ids, layer_type, length_hook(self.module))
-        return LazyAngles(
-            match.rope, position_ids, match.form, x.dtype if match.casts else torch.float32
-        ).output()
+        dtype = x.dtype if match.casts else torch.float32
+        return LazyAngles(match.rope, position_ids, match.form, dtype).output()
 
 
 def is_rotary(module: nn.Module) -> bool:
@@ -94,7 +94,9 @@ def has_frequencies(module: nn.Module) -> bool:
 
 
 def matches_of(module: nn.Module, backend: str | None) -> dict[str | None, RotaryMatch]:
-    """Return a match for each layer type whose tables a spec of the module's config reproduces."""
+    """Return {layer type: match} of the layer types whose tables a spec of the module's config
+    reproduces; the key is None if the module's forward takes no layer type.
+    """
     specs, hook = _specs(getattr(module, "config", None)), length_hook(module)
     if hook is not None:
         specs |= hook.specs  # no config key describes these
@@ -141,9 +143,8 @@ def unequal_members(module: nn.Module, conventions: Sequence[Convention]) -> Rop
         if not is_rotation and any(_has_equal_members(each, same, axes) for each in doubled):
             rule = (
                 "gives the two members of a pair different angles where the axes of a position "
-                "differ, which is no rotation, "
+                "differ, which is no rotation, so the model is left unchanged"
             )
-            rule += "so the model is left unchanged"
             return RopeError(type(module).__name__, rule, f"{axes} axes")
     return None
 

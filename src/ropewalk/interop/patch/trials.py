@@ -193,10 +193,7 @@ class _Trials:
         pair; False if tables have one entry per pair.
         """
         # two equal calls, of which one is changed
-        plain, changed = (
-            self._call(axes, convention),
-            self._call(axes, convention),
-        )
+        plain, changed = (self._call(axes, convention) for _ in range(2))
         members = convention.doubled(
             [changed[name] for name in self.table_names], _blocks(convention)
         )
