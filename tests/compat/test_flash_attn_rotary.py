@@ -272,6 +272,8 @@ def test_gradients_flow_through_a_fused_projection():
             ),
             "qkv",
         ),
+        (lambda: flash_attn.apply_rotary_emb_qkv_(torch.randn(B, S, 3, H, 8), *tables()), "qkv"),
+        (lambda: flash_attn.apply_rotary_emb_kv_(torch.randn(B, S, 2, H, 8), *tables()), "kv"),
         (lambda: flash_attn.apply_rotary_emb_kv_(torch.randn(B, S, 3, H, D), *tables()), "kv"),
         (lambda: flash_attn.RotaryEmbedding(DIM, pos_idx_in_fp32=False), "pos_idx_in_fp32"),
         (lambda: flash_attn.RotaryEmbedding(9), "rotary_dim"),

@@ -15,6 +15,9 @@ Words of this module:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -112,15 +115,11 @@ def apply_rotary_emb_qkv_(
     cos, sin, cos_k, sin_k = (
         table_rows(name, table, "seqlen_offsets", rows) for name, table in given.items()
     )
-    # all tables are checked before the queries are overwritten; an error of the second check names
-    # cos_k or sin_k. 0 is the first dimension that rotates, -3 the axis of tokens
-    check_tables(q, cos, sin, 0, -3)
-    try:
+    # all tables are checked before the queries are overwritten
+    with _errors_about("qkv"):
+        check_tables(q, cos, sin, 0, -3)  # the first dimension that rotates, the axis of tokens
+    with _errors_about("qkv", "_k"):
         check_tables(k, cos_k, sin_k, 0, -3)
-    except RopeError as error:
-        raise RopeError(
-            "qkv" if error.field == "x" else f"{error.field}_k", error.rule, error.value
-        ) from None
     rotation.rotate_by(q, cos, sin, layout=_layout(interleaved), seq_dim=-3, inplace=True)
     rotation.rotate_by(k, cos_k, sin_k, layout=_layout(interleaved), seq_dim=-3, inplace=True)
     return qkv
@@ -136,8 +135,22 @@ def apply_rotary_emb_kv_(
     """Rotate the keys of kv [B, S, 2, H, D] in place and return it; `seqlen_offsets` is the position
     of the first token of each row, an int or [B].
     """
-    apply_rotary_emb(_keys(kv), cos, sin, interleaved, inplace=True, seqlen_offsets=seqlen_offsets)
+    keys = _keys(kv)
+    with _errors_about("kv"):
+        apply_rotary_emb(keys, cos, sin, interleaved, inplace=True, seqlen_offsets=seqlen_offsets)
     return kv
+
+
+@contextmanager
+def _errors_about(packed: str, suffix: str = "") -> Iterator[None]:
+    """Context manager: an error about `x`, a part of the argument `packed`, is raised as one about
+    that; the names of other arguments get the suffix.
+    """
+    try:
+        yield
+    except RopeError as error:
+        field = packed if error.field == "x" else error.field + suffix
+        raise RopeError(field, error.rule, error.value) from None
 
 
 @cached("flash_attn ropes", entries=256)
