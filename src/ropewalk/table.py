@@ -327,10 +327,8 @@ def rows_at(
         return None
     lowest, highest = (int(bound) for bound in positions.aminmax())
     rows = None if lowest < 0 else first_rows(spec, positions.device, highest + 1, key, strategy)
-    if rows is None:
-        return None
-    (cos, sin), indices = rows, positions.to(torch.int64)
-    return cos[indices], sin[indices]
+    indices = positions.to(torch.int64)
+    return None if rows is None else (rows[0][indices], rows[1][indices])
 
 
 def _computed_rows(
