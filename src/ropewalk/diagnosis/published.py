@@ -24,8 +24,7 @@ Words of this module:
 
 A row of published.json has the sizes; `theta`, all thetas that the model was published with;
 `lengths`, its served lengths; and where it has them `scaling`, the published rope_scaling, and
-`trained`. In a scaling, `left_out` names keys that the row leaves out. Other keys, if a row has
-them:
+`trained`. `left_out` in a scaling names keys that it has and the row leaves out. Other keys:
   local_theta       the theta of the layers with a sliding window
   rotated           how many dimensions of a head rotate
   keys              other keys that decide its rope, as its code reads them

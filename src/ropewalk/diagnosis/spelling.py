@@ -766,9 +766,7 @@ def default_with_keys(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def sections_as_text(case: Examination, row: Mistake) -> Facts | None:
-    """Find mrope_section, the number of pairs for each axis, under one of its names `keys`, as a
-    text or as a list of texts.
-    """
+    """Find the number of pairs of each axis, at one of `keys`, as a text or as a list of texts."""
     for place, rope in case.ropes():
         for key in (key for key in row.keys if key in rope):
             value = rope[key]
