@@ -410,7 +410,7 @@ def _check_positions(
 
 
 def _same_on_all_axes(positions: Tensor, spec: RopeSpec) -> Tensor:
-    """Return [axes, B, S]: text under an axis map has the same position on every axis."""
+    """Return positions [S] or [B, S] as [axes, B, S]: text has the same position on every axis."""
     return (positions if positions.ndim == 2 else positions.unsqueeze(0)).expand(
         spec.num_axes, -1, -1
     )

@@ -25,6 +25,7 @@ def rotate(q: Any, k: Any, positions: Any, spec: RopeSpec, *, length: int | None
     q, k       [..., S, H, D]; k may have fewer heads
     positions  integers [S] or [B, S]; [axes, S] or [axes, B, S] for a spec with several axes;
                None: 0, 1, 2, ...
+    spec       a RopeSpec
     length     a Python int, read only by length-dependent scalings, which need it
     """
     return levels.rotate(mx, q, k, positions, spec, length)

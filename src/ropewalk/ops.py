@@ -312,8 +312,8 @@ def replaced_ops(rotate: Callable[..., Any], tables: Callable[..., Any]) -> Iter
     """Within this context, traced calls run these functions instead of the registered ops;
     `interop.onnx` needs it to export.
 
-    rotate  (xs, request) -> the rotated tensors;  tables  (request, positions, dtype, key) -> cos
-            and sin
+    rotate  (xs, request) -> the rotated tensors
+    tables  (request, positions, dtype, key) -> cos and sin
     """
     _Replaced.rotate, _Replaced.tables = rotate, tables
     try:

@@ -327,8 +327,8 @@ def rows_at(
         return None
     lowest, highest = (int(bound) for bound in positions.aminmax())
     rows = None if lowest < 0 else first_rows(spec, positions.device, highest + 1, key, strategy)
-    # the type checker does not know that `rows` has two entries
-    return None if rows is None else tuple(row[positions.to(torch.int64)] for row in rows)  # type: ignore[return-value]
+    indices = positions.to(torch.int64)
+    return None if rows is None else (rows[0][indices], rows[1][indices])
 
 
 def _computed_rows(

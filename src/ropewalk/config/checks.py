@@ -116,7 +116,7 @@ def checked_rope_objects(config: Mapping[str, Any], family: Family) -> RopeObjec
     # every rope object by the place where it is
     ropes = {"rope_parameters": objects.v5, "rope_scaling": objects.v4}
     if by_type is not None:
-        # beside the layer types, only the keys that no layer type holds are left
+        # each layer type is a rope of its own, and beside them only the stray keys are left
         ropes["rope_parameters"] = {key: objects.v5[key] for key in objects.stray}
         ropes |= {f"rope_parameters.{name}": value or {} for name, value in by_type.items()}
     settings = _settings()
@@ -131,7 +131,9 @@ def checked_rope_objects(config: Mapping[str, Any], family: Family) -> RopeObjec
 
 
 def _refuse_without_rotation(config: Mapping[str, Any], family: Family) -> None:
-    """Refuse a config whose model does not rotate, or that lacks the rope which its model needs."""
+    """Refuse a model that does not rotate or that no spec describes, and a config without the rope
+    that its model needs.
+    """
     model_type = config.get("model_type")
     if model_type is not None and not isinstance(model_type, str):
         raise RopeError("model_type", "must be a name", model_type)
@@ -332,8 +334,7 @@ def _settings() -> dict[str, list[Setting]]:
 
 def _check_any(settings: list[Setting], key: str, value: Any) -> None:
     """Raise an error if none of `settings`, those of all scalings that read this key, accepts the
-    value. The error is that of the last setting, so it names the bounds of whichever of these
-    scalings comes last in SCALINGS.
+    value: the error of the last of them.
     """
     for index, setting in enumerate(settings, start=1):
         try:

@@ -71,7 +71,7 @@ class FullLayers:
 
     key     the config key that gives another interval; None: no key does
     others  the type of the other layers
-    first   layers are counted so that the first is one of them, not the `every`-th
+    first   they are the layers 0, every, 2 * every, ..., and not every - 1, 2 * every - 1, ...
     last    the last layer is one of them too
     """
 
@@ -415,7 +415,7 @@ _CHECKS = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return FAMILIES, `families()` as a module attribute, when it is first used."""
+    """Return `families()` as the attribute FAMILIES; an import of the module alone reads no file."""
     if name == "FAMILIES":
         return families()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

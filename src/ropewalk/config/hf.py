@@ -107,7 +107,7 @@ def layer_specs(config: Any) -> list[RopeSpec | None]:
     """Return the spec of each layer of the model that a config describes; None for layers that are
     not rotated.
     """
-    text = _text(config)
+    text = _text_config(config)
     specs, _ = read_specs(text)
     names = layer_names(text, family_of(text.get("model_type")), list(specs))
     return [specs.get(name) for name in names]
@@ -117,7 +117,7 @@ def temperatures_from_hf(config: Any) -> dict[str, Temperature | None]:
     """Return the temperature of each layer type, as `from_hf(per_layer=True)` names them; None if
     queries have no factor.
     """
-    text = _text(config)
+    text = _text_config(config)
     model_type = text.get("model_type")
     # `_read_config` refuses a model without a rope, so its values are read here
     if model_type not in WITHOUT_ROPE:
@@ -201,20 +201,20 @@ class _Reading:
     rope: Mapping[str, Value] = field(default_factory=dict)
 
 
-def _text(config: Any) -> Mapping[str, Any]:
-    """Return the text part of a config, with the sizes that it leaves to its class: where the text
-    part is inside another config, transformers 4 did not write sizes that are the class's defaults.
+def _text_config(config: Any) -> Mapping[str, Any]:
+    """Return the text part of a config. Inside another config, transformers 4 wrote it without the
+    hidden size, heads and layers that its class has by default: these are added.
     """
     whole = load(config)
     text = text_part(whole)
     if text is whole:  # a config of its own, which has all its sizes
         return text
     sizes = class_sizes().get(str(text.get("model_type")), {})
-    absent = {key: size for key, size in sizes.items() if not any(k in text for k in _names(key))}
+    absent = {key: sizes[key] for key in sizes if not any(name in text for name in _all_names(key))}
     return {**text, **absent} if absent else text
 
 
-def _names(key: str) -> tuple[str, ...]:
+def _all_names(key: str) -> tuple[str, ...]:
     """Return all config keys of a size, given the first of them."""
     sizes = (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS, keys.LAYER_COUNT_KEYS)
     return next(names for names in sizes if key in names)
@@ -224,7 +224,7 @@ def _read_config(config: Any, precision: str) -> _Reading:
     """Return what a config says. `config` and `precision` are those of `from_hf`; the five
     steps are those of the module's docstring.
     """
-    text = _text(config)  # 1. load
+    text = _text_config(config)  # 1. load
     # a config of diffusers has one rope and no other spellings, so it needs none of these steps
     if diffusion.CLASS_KEY in text:
         spec, sources = diffusion.read(text, precision)

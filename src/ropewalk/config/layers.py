@@ -271,12 +271,12 @@ def _types_by_theta(config: Mapping[str, Any], family: Family) -> list[str] | No
 def _layers_by_type(
     config: Mapping[str, Any], family: Family, rotates: list[bool]
 ) -> dict[str, list[int]]:
-    """Return {layer type: indices of its layers}; if `layer_types` and `rotates` differ in length,
-    layers beyond the shorter one are left out here; `layer_names` raises an error then.
+    """Return {layer type: indices of its layers}. If `layer_types` and `rotates` differ in length,
+    which `layer_names` refuses later, layers beyond the shorter one are left out.
     """
     declared = config.get("layer_types") or _types_by_theta(config, family)
     declared, layers = declared or ["full_attention"] * len(rotates), {}
-    for index, (name, _) in enumerate(zip(declared, rotates, strict=False)):
+    for index, name in enumerate(declared[: len(rotates)]):
         layers.setdefault(name, []).append(index)
     return layers
 

@@ -91,7 +91,7 @@ def normal_form(
         layer = _NormalLayer(normal.outside, rope, family, model, layer_type, normal.warnings)
         normal.layers[layer_type] = layer.normal_values()
     if config.get("model_type") is not None and not family.known:
-        normal.warnings.insert(0, _unknown(model, normal.layers))
+        normal.warnings.insert(0, _unknown_warning(model, normal.layers))
     return normal
 
 
@@ -125,7 +125,7 @@ def _standard_names(
     return {**own, **standard}
 
 
-def _unknown(model: str, layers: Mapping[str, Values | None]) -> str:
+def _unknown_warning(model: str, layers: Mapping[str, Values | None]) -> str:
     """Return the warning about a model_type without a row in families.toml: what was assumed about
     its code.
     """
@@ -408,16 +408,16 @@ class _NormalLayer:
         """Return the pair layout of input and output: from `rope_interleave`, if the family's code
         reads it or is not known, otherwise from the family.
         """
-        family, interleave = self.family, self._given("rope_interleave")
-        if interleave is None or ("rope_interleave" not in family.reads and self.family.known):
+        family, source = self.family, self._given("rope_interleave")
+        if source is None or ("rope_interleave" not in family.reads and self.family.known):
             layouts = family.layout, family.layout_out
-            interleave = self._from_code(None, "layout")  # its value is replaced below
+            source = self._from_code(None, "layout")  # its value is replaced below
         else:
             # code that reads the key returns interleaved pairs in the half layout
-            layouts = ("interleaved", "half") if interleave.value else ("half", None)
-        values = {"layout": replace(interleave, value=layouts[0])}
+            layouts = ("interleaved", "half") if source.value else ("half", None)
+        values = {"layout": replace(source, value=layouts[0])}
         if layouts[1] is not None:
-            values["layout_out"] = replace(interleave, value=layouts[1])
+            values["layout_out"] = replace(source, value=layouts[1])
         return values
 
     def _sections_and_order(self) -> Values:

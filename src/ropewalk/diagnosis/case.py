@@ -160,8 +160,9 @@ class Examination:
 
     @property
     def head_dim(self) -> int | None:
-        """The width of a head; None if the config does not say it. Of layer types with different
-        widths it is that of the first one that rotates.
+        """The width of a head; None if the config does not say it. With latent
+        attention it is that of the part that rotates; of layer types with different widths, that
+        of the first one that rotates.
         """
         for spec in (self.specs() or {}).values():
             if spec is not None:
@@ -249,8 +250,8 @@ def type_of(rope: Mapping[str, Any]) -> Any:
 
 
 def read_type(case: Examination, rope: Mapping[str, Any]) -> str | None:
-    """Return the rope_type that this family's code takes an object for; None if it names no type,
-    or by no text.
+    """Return the rope_type that this family's code takes an object for; None if the object has no
+    type, or one that is no text.
     """
     name = type_of(rope)
     renamed = {**keys.ROPE_TYPE_ALIASES, **case.family.renamed}

@@ -91,8 +91,8 @@ def _effect(name: str, wrong: RopeSpec, meant: RopeSpec, length: int | None) -> 
 
 
 def _ladder(spec: RopeSpec, length: int | None) -> list[float]:
-    """Return the frequency of each pair. With axes, a pair of a config's rope has one for each axis,
-    of which all but that of its own axis are 0.
+    """Return the frequency of each pair, in radians per position. With axes, a pair of a config's
+    rope has one for each axis, of which all but that of its own axis are 0.
     """
     return [
         max(each) if isinstance(each, tuple) else each for each in spec.frequencies(length).radians

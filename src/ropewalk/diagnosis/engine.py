@@ -70,15 +70,14 @@ def findings(case: Examination, engine: str) -> list[Finding]:
             kind = "engine_refuses" if problem.startswith("refused") else "engine_not_known"
         why = problem or _in_words(each)
         # the same refusal was told already, for another length or layer type
-        if kind == "engine_refuses" and any(why == other for other in whys):
+        if kind == "engine_refuses" and why in whys:
             continue
         whys.add(why)
         # first a form that the engine agrees with, else, if it refuses this one, one that it takes
         repaired = kind != "engine_not_known" and _rewritten(case, engine)
         starts = not repaired and kind == "engine_refuses" and _rewritten(case, engine, starts=True)
         repaired = repaired or starts
-        title = each.layer_type
-        facts = {"key": title, "value": engine, "why": why}
+        facts = {"key": each.layer_type, "value": engine, "why": why}
         told.append(_finding(rows[kind], facts, each, repaired))
         if starts:  # what it computes then
             return told + findings(case, engine)
@@ -186,7 +185,7 @@ FORMS: tuple[Callable[[dict[str, Any]], None], ...] = (
 
 
 def _in_words(finding: Any) -> str:
-    """Return what an engine computes otherwise as one line, with the rules that explain it."""
+    """Return in one line how an engine's rope differs, with the rules that explain it."""
     difference = finding.difference
     parts = []
     if difference.first_pair is not None:

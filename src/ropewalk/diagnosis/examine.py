@@ -188,7 +188,7 @@ def _look_carefully(case: Examination) -> list[Finding]:
 
 
 def _error_ids() -> set[str]:
-    """Return the names of the rows that are errors."""
+    """Return the ids of the rows that are errors."""
     return {row.id for row in mistakes() if row.severity == "error"}
 
 
@@ -200,10 +200,10 @@ def _errors_of(case: Examination, before: tuple[Any, ...]) -> set[str]:
             Examination, as they were before any repair
     """
     root, draft, duplicates, not_json = copy.deepcopy(before)
-    first = replace(case, root=root, draft=draft, duplicates=duplicates, not_json=not_json)
-    first.reaches = 0  # in `before`, no repair has extended the rope yet
-    first.withheld = {r.id for r in mistakes() if r.repair in DOUBTFUL}
-    return {each.row.id for each in _look(first) if not each.repaired} & _error_ids()
+    fresh = replace(case, root=root, draft=draft, duplicates=duplicates, not_json=not_json)
+    fresh.reaches = 0  # in `before`, no repair has extended the rope yet
+    fresh.withheld = {row.id for row in mistakes() if row.repair in DOUBTFUL}
+    return {each.row.id for each in _look(fresh) if not each.repaired} & _error_ids()
 
 
 def _look(case: Examination) -> list[_Found]:
@@ -298,13 +298,10 @@ def _finding(case: Examination, meant: Specs | None, found: _Found) -> Finding:
         length = case.length or case.served
         wrong = specs_of(found.before)
         if wrong is None and case.ropes():
-            wrong = specs_of(_without_ropes(case))
-            numbers = effects(wrong, meant, length)
-            compared = "without the rope object"
-        else:
-            numbers = effects(wrong, meant, length)
+            wrong, compared = specs_of(_without_ropes(case)), "without the rope object"
+        numbers = effects(wrong, meant, length)
     # the part of `fix` before "|" says what was written, that after it what to decide
-    fix = row.fix if repaired or "|" not in row.fix else row.fix.split("|")[1].strip()
+    fix = row.fix.split("|")[0 if repaired else -1].strip()
     return Finding(
         row.id,
         row.severity,
@@ -312,7 +309,7 @@ def _finding(case: Examination, meant: Specs | None, found: _Found) -> Finding:
         facts["value"],
         row.cause.format_map(words),
         effect,
-        fix.split("|")[0].strip().format_map(words),
+        fix.format_map(words),
         Evidence(row.evidence, row.engine, row.version),
         numbers,
         compared,
@@ -341,7 +338,7 @@ def _without_ropes(case: Examination) -> dict[str, Any]:
     """Return a copy of the corrected config without its rope objects."""
 
     def change(text: dict[str, Any]) -> None:
-        """Remove the rope objects of the text; a theta inside one moves to the config itself."""
+        """Remove the rope objects of a text part; a theta inside one moves to the config itself."""
         for key in OBJECT_KEYS:
             rope = text.pop(key, None)
             if isinstance(rope, dict) and text.get("rope_theta") is None and "rope_theta" in rope:
@@ -378,9 +375,9 @@ def _gguf_flags(findings: list[Finding], case: Examination) -> dict[str, str]:
                 continue
             if kind == "theta":
                 return {"llama.cpp": f"--rope-freq-base {new:.17g}"}
-            flags = f"--rope-scaling {kind} --rope-scale {new:g}"
+            scaling = f"--rope-scaling {kind} --rope-scale {new:g}"
             end = f" --yarn-orig-ctx {facts['trained']}" if kind == "yarn" else ""
-            return {"llama.cpp": flags + end}
+            return {"llama.cpp": scaling + end}
     return {}
 
 

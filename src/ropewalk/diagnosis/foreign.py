@@ -291,9 +291,8 @@ def translate(case: Examination, row: Mistake, facts: Facts) -> None:
             v5.update(facts["scaling"])
         elif case.family.rope_required:  # the model's code needs rope_parameters
             theta = case.text.pop(THETA, None)
-            case.text["rope_parameters"] = {**facts["scaling"], THETA: theta}
-            if theta is None:
-                del case.text["rope_parameters"][THETA]
+            own = {} if theta is None else {THETA: theta}
+            case.text["rope_parameters"] = {**facts["scaling"], **own}
         else:
             case.text["rope_scaling"] = dict(facts["scaling"])
     # later rows must not extend the rope again up to the length that this one covers
@@ -316,6 +315,7 @@ def thetas_of_unknown(case: Examination, row: Mistake) -> Facts | None:
     thetas = {}
     for key, value in case.text.items():
         sense, number = meaning(key), positive(value)
+        # a "ratio" is a theta divided by that of ChatGLM
         if number and (key in keys.THETA_KEYS or sense in (THETA, "ratio")):
             thetas[key] = CHATGLM_THETA * number if sense == "ratio" else number
     if len(set(thetas.values())) < 2:

@@ -40,8 +40,8 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def loses(before: Mapping[str, Any], after: Mapping[str, Any], row: Mistake, facts: Facts) -> bool:
-    """Return whether a number of the config `before` a repair is not in that `after` it, at any
-    key, although the finding does not name it.
+    """Return whether a repair loses a number: the config `before` it has one that the config `after`
+    it has at no key, and the finding does not name it.
 
     A number is named if its key is in the texts of the row or in the facts `key`, `name`, `gone`
     (removed) or `follows` (changed with the rest), or if its value is a fact that these texts have;

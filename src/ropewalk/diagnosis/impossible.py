@@ -38,7 +38,7 @@ from ropewalk.diagnosis.published import (
 from ropewalk.diagnosis.spelling import at
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
-#: no factor is as large as this, and no model was trained with fewer tokens
+#: no factor is as large as this, and no served length, in tokens, is smaller
 LEAST_LENGTH = 1024
 #: a magnitude below this divides every logit by more than four
 LEAST_MAGNITUDE = 0.5
@@ -54,7 +54,7 @@ def factor_and_length_swapped(case: Examination, row: Mistake) -> Facts | None:
         # `factor` is the length here, `trained` the factor; their product is the same, exchanged
         fits = factor * trained == case.served or factor == published_trained_length(case)
         # no model was trained with fewer than 128 tokens
-        if factor >= LEAST_LENGTH > 128 > trained and fits:
+        if factor >= LEAST_LENGTH and trained < 128 and fits:
             return {"key": at(place, "factor"), "value": factor, "other": trained, "holder": rope}
     return None
 
@@ -102,9 +102,9 @@ def factor_is_length(case: Examination, row: Mistake) -> Facts | None:
         known = any(each.get("scaling", {}).get("factor") == value for each in rows_of(case))
         if value < LEAST_LENGTH and (known or not thousands):
             continue
-        tokens = value if value >= LEAST_LENGTH else value * 1024  # counted in thousands
+        tokens = value if value >= LEAST_LENGTH else value * 1024  # else it counts units of 1024
         ratio = tokens / trained if trained else 0.0
-        # in thousands it must say another factor than it is
+        # units of 1024 tokens must give a factor above 1, and not the one that is written
         if value < LEAST_LENGTH and not (ratio > 1 and ratio != value):
             continue
         if trained and case.served == trained * value:  # the lengths agree with it as a factor

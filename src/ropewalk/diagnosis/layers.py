@@ -109,7 +109,7 @@ def no_rope_inverted(case: Examination, row: Mistake) -> Facts | None:
 def _continued(names: list[str], count: int) -> list[str] | None:
     """Return `names`, the types of some layers, continued or cut to `count` layers. If `names`
     repeats a beginning throughout, and at least once in full, the shortest such beginning goes on;
-    else all of `names` is repeated. None if all of it would be and it begins and ends alike.
+    else all of `names` is repeated, unless it begins and ends with the same type: then None.
     """
     fewer = (n for n in range(1, len(names) // 2 + 1) if names == _repeated(names[:n], len(names)))
     period = names[: next(fewer, len(names))]
@@ -208,8 +208,7 @@ def _pattern(case: Examination, key: str, every: int, count: int, name: str) -> 
         words = ("full_attention", "sliding_attention")
         new = [words[flag] for flag in _every(count, every)]
     value = case.text[key]
-    told = f"{every} layers with one of full attention"
-    facts = {"key": key, "value": value, "new": new, "model": name, "every": every, "told": told}
+    facts = {"key": key, "value": value, "new": new, "model": name, "every": every}
     return {**facts, "holder": case.text, "name": key}
 
 

@@ -54,18 +54,18 @@ INHERITED = (*OBJECT_KEYS, "rope_theta", TRAINED_LENGTH_KEY, SERVED_LENGTH_KEY)
 
 def _without_rotation(case: Examination, row: Mistake) -> bool:
     """Return whether a config cannot be read for one of these reasons: its model does not rotate,
-    no spec describes its rotation, or its ropes are those that its class has by itself, as those of
-    the model types in `keys` have.
+    no spec describes its rotation, code that is not known may define it, or the model type is one
+    of `keys`, whose class has ropes of its own.
     """
     error, family = case.error(), case.family
     if error is None:
         return False
     # the error of a config of an unknown family without any key of a rope
-    unknown = error.field == "rope_parameters or rope_theta"
+    in_code = error.field == "rope_parameters or rope_theta"
     # a scaling that code beside the weights may know
-    unknown |= case.own_code and error.field in ("rope_type", "type")
-    unknown |= error.field == "rope_parameters" and case.model_type in row.keys
-    return family.refused is not None or _switched_off(case, error) or unknown
+    in_code |= case.own_code and error.field in ("rope_type", "type")
+    in_code |= error.field == "rope_parameters" and case.model_type in row.keys
+    return family.refused is not None or _switched_off(case, error) or in_code
 
 
 def _switched_off(case: Examination, error: RopeError) -> bool:
@@ -95,8 +95,7 @@ def unreadable(case: Examination, row: Mistake) -> Facts | None:
     if error is None or _without_rotation(case, row) != ("note" in row.names):
         return None
     if error.field == "rope_parameters or rope_theta":  # neither is given
-        facts = {"key": "rope_theta", "value": None, "why": error.rule, "absent": True}
-        return facts
+        return {"key": "rope_theta", "value": None, "why": error.rule, "absent": True}
     absent = _is_absent(case, error.field)
     # the row "rope_not_described" repeats the value of the error, others say that the key is absent
     value = None if absent and row.id != "rope_not_described" else error.value
@@ -112,7 +111,7 @@ def config_wrapped(case: Examination, row: Mistake) -> Facts | None:
     # known text parts, such as text_config, are read where they are
     if case.text is not case.root:
         return None
-    sizes = (*keys.HIDDEN_SIZE_KEYS, "model_type", "architectures")
+    needed = (*keys.HIDDEN_SIZE_KEYS, "model_type", "architectures")
     inside = [
         name
         for name, value in case.root.items()
@@ -120,7 +119,7 @@ def config_wrapped(case: Examination, row: Mistake) -> Facts | None:
         and value.get("model_type")
         and any(value.get(key) for key in keys.HIDDEN_SIZE_KEYS)
     ]
-    if any(case.root.get(key) is not None for key in sizes) or len(inside) != 1:
+    if any(case.root.get(key) is not None for key in needed) or len(inside) != 1:
         return None
     part = case.root[inside[0]]
     # no key has one value outside and another inside
@@ -164,14 +163,14 @@ def family_unknown(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def rope_of_fixed_family(case: Examination, row: Mistake) -> Facts | None:
-    """Find a scaling in a model whose code reads none: a model of `names`, {model type: what it has
-    instead of a scaling}, or one whose rope is switched off.
+    """Find a scaling, or one of `keys`, in a model whose code reads none: a model of `names`, {model
+    type: what it has instead of a scaling}, or one whose rope is switched off.
     """
     has, error = row.names.get(str(case.model_type)), case.error()
     if has is None and error is not None and _switched_off(case, error):
         has = f"no rope ({error.field} is {error.value})"
     rope = case.flat()
-    # a theta or a switch of a rope, too; published configs of models with "no rope" may have one
+    # the `keys` are of a rope too, but published configs of models with "no rope" may have them
     other = next((key for key in row.keys if case.text.get(key) not in (None, *UNROTATED)), None)
     if has not in (None, "no rope") and other is not None and not case.family.known:
         facts = {"key": other, "value": case.text[other], "has": has}

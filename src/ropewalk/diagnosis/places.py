@@ -72,8 +72,8 @@ def as_v4(text: dict[str, Any]) -> None:
     """Rewrite the `rope_parameters` of a config in place as transformers 4 reads it: theta and
     fraction outside, under the family's names of them.
 
-    Of ropes by layer type only thetas that have a config key can be written, and one scaling; what
-    cannot be written does not read back as the same ropes.
+    Of ropes by layer type only one scaling can be written, and the thetas that have a config key;
+    the rest is lost.
     """
     family = family_of(text.get("model_type"))
     v5 = text.pop("rope_parameters", None)
@@ -81,9 +81,9 @@ def as_v4(text: dict[str, Any]) -> None:
         return
     layers = layers_of(v5)
     for name, rope in layers.items():
-        facts = family.layer_thetas.get(name)
-        if facts is not None and facts.key is not None and rope.get(THETA) is not None:
-            text[facts.key] = rope[THETA]
+        theta = family.layer_thetas.get(name)
+        if theta is not None and theta.key is not None and rope.get(THETA) is not None:
+            text[theta.key] = rope[THETA]
     rope = dict(v5)
     if layers:  # the thetas are written above; of the scaled ropes the first is kept
         scaled = [dict(rope) for rope in layers.values() if not _is_default(rope)]
@@ -201,7 +201,7 @@ def put_object(case: Examination, row: Mistake, facts: Facts) -> None:
 
 
 def _is_scaling(value: Any) -> bool:
-    """Return whether an object has the name of a scaling, and a number that a rope has."""
+    """Return whether a value is an object with a known rope_type and a factor or a theta."""
     kind = type_of(value) if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in keys.rope_types():
         return False
@@ -431,12 +431,12 @@ def flat_in_nested(case: Examination, row: Mistake) -> Facts | None:
     if v5.keys() <= set(case.text.get("layer_types") or ()):
         return None
     new = {}
-    for index, (name, facts) in enumerate(thetas.items()):  # the facts of the family
-        rope = copy.deepcopy(v5) if facts.scaled else {"rope_type": "default"}
-        theta = case.text.get(facts.key) if facts.key else None
+    for index, (name, own) in enumerate(thetas.items()):  # own: what the family says of this type
+        rope = copy.deepcopy(v5) if own.scaled else {"rope_type": "default"}
+        theta = case.text.get(own.key) if own.key else None
         # the theta of the one rope goes to the first layer type of the family, full attention
         theta = v5.get(THETA, theta) if index == 0 else theta
-        new[name] = {**rope, THETA: facts.default if theta is None else theta}
+        new[name] = {**rope, THETA: own.default if theta is None else theta}
     return {
         "key": "rope_parameters",
         "value": type_of(v5),
@@ -489,8 +489,8 @@ def type_of_another_family(case: Examination, row: Mistake) -> Facts | None:
     """Find an older name of a rope_type that only the model types in `keys` know; `names` has
     {such a name: the name that all model types know}.
     """
-    family = str(case.model_type)
-    if not case.family.known or family in row.keys:
+    model = str(case.model_type)
+    if not case.family.known or model in row.keys:
         return None
     for place, rope in case.ropes():
         for key in ("rope_type", "type"):
@@ -499,7 +499,7 @@ def type_of_another_family(case: Examination, row: Mistake) -> Facts | None:
                 continue  # there are no axes at all: `sections_in_text_model` is about it
             if isinstance(name, str) and name in row.names:
                 where, new = f"{place}.{key}", row.names[name]
-                facts = {"key": where, "value": name, "new": new, "model": family}
+                facts = {"key": where, "value": name, "new": new, "model": model}
                 return {**facts, "holder": rope, "name": key}
     return None
 
@@ -812,15 +812,15 @@ def layer_thetas_swapped(case: Examination, row: Mistake) -> Facts | None:
     """Find full attention with a smaller theta than sliding attention, which looks less far; `keys`
     has the names of these two layer types in this order.
     """
-    v5 = layers_of(_objects(case)[0] or {})
+    layers = layers_of(_objects(case)[0] or {})
     places = []
     for name in row.keys:
-        facts = case.family.layer_thetas.get(name)
-        rope = v5.get(name, {})
+        theta = case.family.layer_thetas.get(name)
+        rope = layers.get(name, {})
         if rope.get(THETA) is not None:
             places.append((rope, THETA))
-        elif facts is not None and facts.key is not None:
-            places.append((case.text, facts.key))
+        elif theta is not None and theta.key is not None:
+            places.append((case.text, theta.key))
     # 0, 0: one of the two has no place for its theta
     full, sliding = (positive(holder.get(key)) for holder, key in places) if places[1:] else (0, 0)
     if not full or not sliding or full >= sliding:
@@ -957,9 +957,9 @@ def two_fields(case: Examination, row: Mistake) -> Facts | None:
     kind, more = type_of(rope), [key for key in rope if key not in row.keys]
     if not more or not isinstance(kind, str):  # spelling.py is about a type that is no text
         return None
-    facts = {"key": ", ".join(more), "value": kind, "model": case.model_type, "holder": rope}
-    # the first of `keys` is the type. Only its second name can be removed and change nothing, and
-    # the model's code has no scalings but these two
+    facts = {"key": ", ".join(more), "value": kind, "model": case.model_type}
+    # fixable if `rope_type`, a second name of the type, is all that has to go, and the scaling is
+    # one of the two that the model's code has
     rest = {"type": kind, **{key: rope[key] for key in row.keys[1:] if key in rope}}
     fixable = more == ["rope_type"] and rest.keys() == {*row.keys}
     facts |= {"holder": case.text, "name": "rope_scaling", "new": rest}

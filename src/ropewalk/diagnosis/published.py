@@ -24,7 +24,7 @@ Words of this module:
 
 A row of published.json has the sizes; `theta`, all thetas that the model was published with;
 `lengths`, its served lengths; and where it has them `scaling`, the published rope_scaling, and
-`trained`. Other keys, if a row has them:
+`trained`. `left_out` in a scaling names keys that it has and the row leaves out. Other keys:
   local_theta       the theta of the layers with a sliding window
   rotated           how many dimensions of a head rotate
   keys              other keys that decide its rope, as its code reads them
@@ -753,8 +753,8 @@ def scaling_of_release(case: Examination, row: Mistake) -> Facts | None:
     published without one; `keys` has the scalings that models are trained with.
     """
     rows, kind = rows_of_any_length(case), case.rope_type
-    plain = [row for row in rows if case.served in row["lengths"] and "scaling" not in row]
-    scaled = [row for row in rows if row.get("scaling", {}).get("rope_type") == kind]
+    plain = [each for each in rows if case.served in each["lengths"] and "scaling" not in each]
+    scaled = [each for each in rows if each.get("scaling", {}).get("rope_type") == kind]
     # served == trained: the scaling starts at the served length, so either that was lowered from
     # the length of the other release, or the scaling was copied from it. A longer served length may
     # be what the scaling was added for, and a shorter one is what other rows are about
@@ -897,7 +897,8 @@ def heads_differ(case: Examination, row: Mistake) -> Facts | None:
     if any(whole(case.text.get(key)) for key in keys.HEAD_DIM_KEYS):
         return None
     rows = _rows_with(case, ("hidden_size", "layers", "vocab_size"))
-    heads = {each["heads"] for each in rows if each.get("kv_heads", 0)}
+    # rows with the number of key heads: one that the config gives confirms the model
+    heads = {each["heads"] for each in rows if "kv_heads" in each}
     if len(heads) != 1:
         return None
     facts = {"key": name, "value": case.text[name], "new": heads.pop(), "name": name}

@@ -471,7 +471,7 @@ def type_missing(case: Examination, row: Mistake) -> Facts | None:
             meant = next((row.names[key] for key in row.names if key in given), None)
             if meant == "yarn" and "yarn" in case.family.renamed:
                 meant = None  # this family reads the name "yarn" as another scaling
-            known = [row["scaling"] for row in rows_of(case) if "scaling" in row]
+            known = [each["scaling"] for each in rows_of(case) if "scaling" in each]
             if meant is None and len(known) == 1 and all(known[0].get(k) == rope[k] for k in given):
                 meant = known[0]["rope_type"]
             listed = ", ".join(sorted(given - free))
@@ -503,13 +503,13 @@ def type_against_keys(case: Examination, row: Mistake) -> Facts | None:
             continue
         # fixable if all keys that only the meant scaling has are there, and no key that only the
         # named one has
-        own = {key for key, scaling in row.names.items() if scaling == meant}
+        of_meant = {key for key, scaling in row.names.items() if scaling == meant}
         name = "rope_type" if "rope_type" in rope else "type"
-        own_keys = keys.keys_of(keys.rope_types()[kind]).keys()
+        of_named = keys.keys_of(keys.rope_types()[kind]).keys()
         shared = keys.keys_of(keys.rope_types()[meant]).keys() | keys.COMMON_KEYS
-        only_own = {key for key in own_keys & rope.keys() if rope[key] is not None} - shared
+        only_named = {key for key in of_named & rope.keys() if rope[key] is not None} - shared
         # a factor, which most scalings have, does not tell the named one
-        fits = own <= given.keys() and not only_own - {"factor"}
+        fits = of_meant <= given.keys() and not only_named - {"factor"}
         facts = {"key": at(place, name), "value": kind, "new": meant, "given": ", ".join(given)}
         return {**facts, "holder": rope, "name": name, "fixable": fits}
     return None
@@ -621,7 +621,7 @@ def _read(case: Examination) -> set[str]:
     if family.reads_partial or keys.FRACTION_KEYS[0] in family.renamed:
         names.add(family.renamed.get(keys.FRACTION_KEYS[0], keys.FRACTION_KEYS[0]))
     names |= {theta.key for theta in family.layer_thetas.values() if theta.key is not None}
-    names |= {key for key in ("rotary_dim",) if key in family.reads}
+    names |= {"rotary_dim"} & {*family.reads}
     # latent attention has a key of its own for the width that rotates
     latent = {keys.LATENT_KEY} if family.latent else {"head_dim"}
     return {*names, *latent, *OBJECT_KEYS, TRAINED_LENGTH_KEY}
@@ -766,7 +766,7 @@ def default_with_keys(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def sections_as_text(case: Examination, row: Mistake) -> Facts | None:
-    """Find mrope_section, the number of pairs for each axis, as a text or as a list of texts."""
+    """Find the number of pairs of each axis, at one of `keys`, as a text or as a list of texts."""
     for place, rope in case.ropes():
         for key in (key for key in row.keys if key in rope):
             value = rope[key]

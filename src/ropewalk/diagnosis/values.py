@@ -71,7 +71,7 @@ def theta_tiny(case: Examination, row: Mistake) -> Facts | None:
     """Find a theta with which even the slowest pair turns many times within the served length; or
     the reciprocal of a theta.
     """
-    # the served length as the pairs see it, which a factor above 1 slows; 0: no length is given
+    # the served length, divided by a factor above 1, which slows all pairs; 0: none is given
     length = (case.served or 0) / max(case.factor or 1.0, 1.0)
     for place, holder in case.places():
         for key in (key for key in row.keys if key in holder):
@@ -340,7 +340,7 @@ def fraction_lost(case: Examination, row: Mistake) -> Facts | None:
         return None
     for place, rope in case.ropes():
         lists = _lists(rope)
-        known = {row.get("rotated") for row in rows_of(case)}
+        known = {each.get("rotated") for each in rows_of(case)}
         # a fraction that is given is wrong only if the lists fit the published one
         if given is not None and (lists is None or known != {2 * len(lists[0])}):
             continue
@@ -393,11 +393,12 @@ def lists_absent(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def temperature_missing(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rope without a number that the code of its family multiplies by; `names` has {model
-    type: that of every published model}.
+    """Find a rope without llama_4_scaling_beta, by which the code of its family scales queries;
+    `names` has {model type: the value of every published model}.
     """
     rope, new = case.flat(), row.names.get(str(case.model_type))
     key = keys.TEMPERATURE_KEY
+    # a rope without theta is not the complete one of transformers 5, which has this number
     if new is None or rope is None or case.get(key) is not None or "rope_theta" not in rope:
         return None
     facts = {"key": f"{case.ropes()[0][0]}.{key}", "value": None, "new": float(new), "name": key}
@@ -628,8 +629,8 @@ def head_dim_wrong(case: Examination, row: Mistake) -> Facts | None:
     if head is None or case.text.get(keys.LATENT_KEY) is not None:
         return None
     # only if the model has one head is it as wide as the hidden size
-    whole_model = size == head and heads is not None and heads > 1
-    if not head % 2 and not (size == head and heads is not None and heads > 1):
+    too_wide = size == head and heads is not None and heads > 1
+    if not head % 2 and not too_wide:
         return None
     # an odd width next to size / heads is a slip of it; of any other, nothing is known
     new = size // heads if size and heads and size % heads == 0 else None
@@ -640,7 +641,7 @@ def head_dim_wrong(case: Examination, row: Mistake) -> Facts | None:
         "size": size,
         "heads": heads,
         "new": new,
-        "fixable": new is not None and new % 2 == 0 and (whole_model or abs(new - head) == 1),
+        "fixable": new is not None and new % 2 == 0 and (too_wide or abs(new - head) == 1),
         "holder": case.text,
         "name": name,
     }
