@@ -1023,3 +1023,13 @@ def test_two_lengths_of_a_release_outweigh_the_theta_of_another(served):
     }
     corrected = rw.doctor(config).corrected
     assert (corrected["rope_theta"], corrected["rope_scaling"]) == (1_000_000.0, scaling)
+
+
+@pytest.mark.parametrize("form", ["rope_scaling", "rope_parameters"])
+def test_a_theta_inside_the_rope_of_images_stays_when_a_text_model_loses_that_rope(form):
+    rope = {"type": "mrope", "mrope_section": [16, 24, 24], "rope_theta": 500_000.0}
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 30}
+    found = rw.doctor({"model_type": "llama", **sizes, "vocab_size": 999, form: rope})
+    assert [each.id for each in found.findings if each.repaired] == ["sections_in_text_model"]
+    spec = rw.from_hf(found.corrected)
+    assert (spec.theta, spec.scaling.name) == (500_000.0, "default")

@@ -435,8 +435,7 @@ def sections_in_text_model(case: Examination, row: Mistake) -> Facts | None:
         if type_of(rope) != "mrope":
             continue
         rest = {k: v for k, v in rope.items() if k not in (*keys.AXIS_KEYS, "type", "rope_type")}
-        new: Any = {**rest, "rope_type": "default"} if place == "rope_parameters" else None
-        facts = {"key": place, "value": "mrope", "new": new, "name": place, "holder": case.text}
+        facts = {"key": place, "value": "mrope", "rope": rope}
         fits = place in OBJECT_KEYS and rest.keys() <= {THETA}
         return {**facts, "model": case.model_type, "fixable": fits}
     return None

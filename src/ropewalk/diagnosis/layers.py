@@ -71,7 +71,7 @@ def window_null(case: Examination, row: Mistake) -> Facts | None:
 
 
 @finder
-def no_rope_inverted(case: Examination, row: Mistake) -> Facts | None:
+def no_rope_layers_wrong(case: Examination, row: Mistake) -> Facts | None:
     """Find a `no_rope_layers` of the wrong form; the right one has a flag for each layer, 1 where
     it rotates. `names` has the form that the row is about: "inverted" (1 where it does not rotate),
     "short" (flags, but not one for each layer) or "numbers" (of the layers that do not rotate).

@@ -361,7 +361,7 @@ def served_beyond_training(case: Examination, row: Mistake) -> Facts | None:
     if case.length is None or case.served is None or case.length <= case.served:
         return None
     # a repair may have extended the rope that far already, or there may be an unread scaling
-    if case.rope_type != "default" or case.length <= case.reaches or not _readable(case):
+    if case.rope_type != "default" or case.length <= case.reaches or not _types_are_given(case):
         return None
     # the published scaling is lost, or no scaling is read: later rows say so
     if scaling_lost(case, row) is not None or _is_fixed(case):
@@ -429,7 +429,7 @@ def served_length_raised(case: Examination, row: Mistake) -> Facts | None:
     # a model that was published with a scaling says less of a config without one
     rows = [each for each in rows if "scaling" not in each] or rows
     longest = max(max(each["lengths"]) for each in rows)
-    if served <= longest * (1 + SAME_LENGTH) or not _readable(case):
+    if served <= longest * (1 + SAME_LENGTH) or not _types_are_given(case):
         return None
     # a theta above that of another release may have been chosen for longer texts, and so may one
     # under a name that is not read
@@ -473,7 +473,7 @@ def add_yarn(case: Examination, row: Mistake, facts: Facts) -> None:
     case.text[length_key(case)] = facts["length"]
 
 
-def _readable(case: Examination) -> bool:
+def _types_are_given(case: Examination) -> bool:
     """Return whether every rope object with keys of a scaling names it. If one does not, or is
     called default beside a factor, a scaling may have been meant that is not read, and a length in
     the config may be what it was to reach.
