@@ -1004,6 +1004,26 @@ def test_a_length_times_the_published_linear_factor_again_is_the_length_that_is_
     assert found.corrected == right
 
 
+def test_the_theta_of_a_layer_type_is_repaired_in_its_own_rope():
+    """Also in a family that has no theta for each layer type of its own."""
+    full = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+    local = {"rope_type": "default", "rope_theta": 1e4}
+    right = {
+        "model_type": "gemma4_text",
+        "hidden_size": 2816,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 30,
+        "vocab_size": 262144,
+        "max_position_embeddings": 262144,
+        "rope_parameters": {"full_attention": full, "sliding_attention": local},
+    }
+    ropes_lost = {"full_attention": {**full, "rope_theta": 1e4}, "sliding_attention": local}
+    found = rw.doctor({**right, "rope_parameters": ropes_lost})
+    assert [each.id for each in found.findings] == ["published_theta_lost"]
+    assert found.corrected == right
+
+
 def test_of_two_thetas_neither_is_taken_if_another_was_published():
     """Apertus-8B has 12,000,000."""
     sizes = {"model_type": "apertus", "hidden_size": 4096, "num_attention_heads": 32}
