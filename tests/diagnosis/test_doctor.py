@@ -174,10 +174,21 @@ def test_the_published_table_agrees_with_itself(row):
         config["num_key_value_heads"] = row["kv_heads"]
     if family_of(config["model_type"]).latent:
         config["qk_rope_head_dim"] = row.get("head_dim", 64)
-    elif row.get("unrotated"):
-        config["position_embedding_type"] = "nope"
     elif "head_dim" in row:
         config["head_dim"] = row["head_dim"]
+    if config["model_type"] == "granitemoehybrid":
+        config["position_embedding_type"] = "nope" if row.get("unrotated") else "rope"
+    if config["model_type"] == "modernbert":
+        config["local_rope_theta"] = row["local_theta"]
+    if config["model_type"] == "gemma4_text":  # which needs its ropes by layer type
+        config["rope_parameters"] = {
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": config.pop("rope_theta"),
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": row["local_theta"]},
+        }
     for key in ("intermediate_size", "use_parallel_residual"):
         if key in row:
             config[key] = row[key]
@@ -205,7 +216,11 @@ def test_the_published_table_agrees_with_itself(row):
     if 10_000.0 not in row["theta"] and "keys" not in row:
         name = full.key if full is not None and full.key is not None else "rope_theta"
         name = "rotary_emb_base" if config["model_type"] == "gpt_neox" else name
-        lost = rw.doctor({**config, name: 10_000.0})
+        lost = {**config, name: 10_000.0}
+        if config["model_type"] == "gemma4_text":
+            lost = copy.deepcopy(config)
+            lost["rope_parameters"]["full_attention"]["rope_theta"] = 10_000.0
+        lost = rw.doctor(lost)
         releases = {
             theta for each in models() if sizes(each) == sizes(row) for theta in each["theta"]
         }
@@ -585,13 +600,20 @@ def test_defaults_of_every_class_of_transformers_need_no_change():
         if found.exit_status:
             heavy[name] = [each.id for each in found.findings]
     # these classes have the sizes of a published model and not its theta, length or rotated width
-    lost = ("cohere", "persimmon", "qwen2")
+    lost = ("cohere", "eurobert", "glm_moe_dsa", "persimmon", "qwen2", "qwen2_moe")
+    other = ("aya_vision", "cohere2", "cohere2_vision", "exaone4", "exaone4_5")
+    narrow = ("minimax_m2", "minimax_m3_vl", "minimax_m3_vl_text")
     assert heavy == {
         **{name: ["published_theta_lost"] for name in lost},
-        "minimax_m2": ["published_fraction_differs"],
+        **{name: ["published_theta_of_family"] for name in other},
+        **{name: ["published_fraction_differs"] for name in narrow},
+        "deepseek_v32": ["published_scaling_lost"],
+        "phi4_multimodal": [
+            "published_heads_differ",
+            "published_scaling_lost",
+            "published_fraction_changed",
+        ],
         "csm": ["published_scaling_lost"],
-        "exaone4": ["published_theta_of_family"],
-        "exaone4_5": ["published_theta_of_family"],
         "minicpm3": ["published_scaling_lost"],
         "phimoe": ["published_theta_lost", "published_scaling_lost"],
         "mllama": ["published_scaling_lost"],
@@ -979,6 +1001,26 @@ def test_a_length_times_the_published_linear_factor_again_is_the_length_that_is_
     right |= {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}
     found = rw.doctor({**right, "max_position_embeddings": 65536})
     assert found.findings[0].id == "length_multiplied_twice"
+    assert found.corrected == right
+
+
+def test_the_theta_of_a_layer_type_is_repaired_in_its_own_rope():
+    """Also in a family that has no theta for each layer type of its own."""
+    full = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+    local = {"rope_type": "default", "rope_theta": 1e4}
+    right = {
+        "model_type": "gemma4_text",
+        "hidden_size": 2816,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 30,
+        "vocab_size": 262144,
+        "max_position_embeddings": 262144,
+        "rope_parameters": {"full_attention": full, "sliding_attention": local},
+    }
+    ropes_lost = {"full_attention": {**full, "rope_theta": 1e4}, "sliding_attention": local}
+    found = rw.doctor({**right, "rope_parameters": ropes_lost})
+    assert [each.id for each in found.findings] == ["published_theta_lost"]
     assert found.corrected == right
 
 

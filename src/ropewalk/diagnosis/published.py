@@ -364,8 +364,10 @@ def _theta_facts(case: Examination, theta: float, known: set[float]) -> Facts:
     """
     new = next(iter(known)) if len(known) == 1 else None
     holder, layer = case.flat(), case.family.layer_thetas.get(FULL)
-    if layer is not None:  # this layer type has a theta of its own
-        holder = layers_of(case.text.get("rope_parameters") or {}).get(FULL)
+    parameters = case.text.get("rope_parameters")
+    by_type = layers_of(parameters) if isinstance(parameters, dict) else {}
+    if layer is not None or FULL in by_type:  # this layer type has a theta of its own
+        holder = by_type.get(FULL)
     name = case.family.renamed.get("rope_theta", "rope_theta")
     # a `rope_parameters` for all layers is where transformers 5 reads theta, so it gets one there
     inside = holder is not None and (
