@@ -168,8 +168,8 @@ def test_the_published_table_agrees_with_itself(row):
     if not family.known:  # its code comes with its weights, and reads its own keys
         config["auto_map"] = {"AutoConfig": "configuration.Config"}
     if "keys" in row:
-        config |= row["keys"]
         del config["rope_theta"]
+        config |= row["keys"]
     if "kv_heads" in row:
         config["num_key_value_heads"] = row["kv_heads"]
     if family_of(config["model_type"]).latent:
@@ -205,7 +205,7 @@ def test_the_published_table_agrees_with_itself(row):
     if row.get("only_named"):
         config["_name_or_path"] = row["name"]
     if "scaling" in row:
-        pairs = (row.get("rotated") or row["head_dim"]) // 2
+        pairs = (row.get("rotated") or row.get("head_dim", 64)) // 2
         lists = {key: [1.0] * pairs for key in row["scaling"].get("left_out", ())}
         config["rope_scaling"] = {**row["scaling"], **lists}
         config["rope_scaling"].pop("left_out", None)
@@ -608,6 +608,7 @@ def test_defaults_of_every_class_of_transformers_need_no_change():
         **{name: ["published_theta_of_family"] for name in other},
         **{name: ["published_fraction_differs"] for name in narrow},
         "deepseek_v32": ["published_scaling_lost"],
+        "deepseek_v4": ["published_scaling_lost"],
         "phi4_multimodal": [
             "published_heads_differ",
             "published_scaling_lost",
@@ -1075,3 +1076,19 @@ def test_a_theta_inside_the_rope_of_images_stays_when_a_text_model_loses_that_ro
     assert [each.id for each in found.findings if each.repaired] == ["sections_in_text_model"]
     spec = rw.from_hf(found.corrected)
     assert (spec.theta, spec.scaling.name) == (500_000.0, "default")
+
+
+def test_keys_of_a_rope_that_is_not_described_are_compared_with_the_published_ones():
+    sizes = {"hidden_size": 4096, "num_attention_heads": 64, "num_key_value_heads": 4}
+    right = {
+        "model_type": "mimo_v2_flash",
+        **sizes,
+        "num_hidden_layers": 48,
+        "vocab_size": 152576,
+        "max_position_embeddings": 262144,
+        "rope_theta": 5000000,
+        "swa_rope_theta": 10000,
+    }
+    assert rw.doctor(right).corrected is None
+    found = rw.doctor({**right, "rope_theta": 10000, "swa_rope_theta": 5000000})
+    assert found.corrected == right

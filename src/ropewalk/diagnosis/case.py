@@ -225,14 +225,22 @@ def _without_unknown(text: dict[str, Any]) -> None:
                 del rope[key]
 
 
-def text_of(root: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a config that the text model reads, itself and not a copy."""
-    for _ in range(8):  # text parts inside text parts; no model nests them as deep
-        part = next((root[k] for k in TEXT_PARTS if isinstance(root.get(k), dict)), None)
+def nested_parts(root: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a config, its text part, the text part of that and so on, each itself and not a
+    copy.
+    """
+    parts = [root]
+    for _ in range(8):  # no model nests them as deep
+        part = next((parts[-1][k] for k in TEXT_PARTS if isinstance(parts[-1].get(k), dict)), None)
         if part is None:
             break
-        root = part
-    return root
+        parts.append(part)
+    return parts
+
+
+def text_of(root: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a config that the text model reads, itself and not a copy."""
+    return nested_parts(root)[-1]
 
 
 def layers_of(rope: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

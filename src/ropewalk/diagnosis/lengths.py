@@ -36,6 +36,7 @@ from ropewalk.diagnosis.case import (
     Facts,
     positive,
     read_type,
+    specs_of,
     type_of,
     whole,
 )
@@ -512,6 +513,29 @@ def served_length_lowered(case: Examination, row: Mistake) -> Facts | None:
     )
     facts |= {"model": model, "holder": case.text, "name": length_key(case)}
     return facts
+
+
+@finder
+def longrope_length(case: Examination, row: Mistake) -> Facts | None:
+    """Find LongRoPE with a served length below that of the published model with the same rope, where
+    the magnitude follows from the served length.
+    """
+    native, served, key = native_length(case), case.served, length_key(case)
+    if case.rope_type != "longrope" or not native or not served or served >= native:
+        return None
+    if any(served in each["lengths"] for each in rows_of_any_length(case)):
+        return None
+    now, new = (
+        {spec.scaling.magnitude_at() for spec in (specs or {}).values() if spec is not None}
+        for specs in (case.specs(), specs_of(case.with_(lambda text: text.update({key: native}))))
+    )
+    # equal where the config gives the factor or the magnitude itself
+    if now == new or not len(now) == len(new) == 1:
+        return None
+    facts = {"key": key, "value": served, "new": native, "holder": case.text, "name": key}
+    facts |= {"before": f"{new.pop():.4g}", "after": f"{now.pop():.4g}"}
+    rows = [each for each in rows_of_any_length(case) if native in each["lengths"]]
+    return {**facts, "model": rows[0]["name"]} if rows else None
 
 
 @finder

@@ -40,6 +40,7 @@ from ropewalk.diagnosis.case import (
     Examination,
     Facts,
     layers_of,
+    nested_parts,
     positive,
     read_type,
     specs_of,
@@ -284,21 +285,32 @@ def one_theta(case: Examination, row: Mistake, facts: Facts) -> None:
 
 
 @finder
-def theta_in_v4(case: Examination, row: Mistake) -> Facts | None:
-    """Find a theta that only `rope_scaling` has, where transformers 4 does not look for it."""
+def only_in_v4(case: Examination, row: Mistake) -> Facts | None:
+    """Find a theta or a fraction, by `keys`, that only `rope_scaling` has, where transformers 4 does
+    not look for it.
+    """
     v5, v4 = _objects(case)
-    name = case.family.renamed.get(THETA, THETA)
-    value = positive(v4.get(THETA)) if v4 else None
-    if v5 is not None or value is None or case.text.get(name) is not None:
+    (key,) = row.keys
+    name = case.family.renamed.get(key, key)
+    value = positive(v4.get(key)) if v4 else None
+    if v5 is not None or v4 is None or value is None or case.text.get(name) is not None:
         return None
     return {
-        "key": f"rope_scaling.{THETA}",
+        "key": f"rope_scaling.{key}",
         "value": value,
         "new": value,
         "holder": case.text,
         "name": name,
-        "default": case.family.default(THETA),
+        "default": case.family.default(key),
+        "inside": v4,
+        "inner": key,
     }
+
+
+@repair
+def move_outside(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Move a key out of `rope_scaling` into the config itself."""
+    facts["holder"][facts["name"]] = facts["inside"].pop(facts["inner"])
 
 
 @finder
@@ -392,15 +404,16 @@ def write_as_v4(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def nested_in_flat(case: Examination, row: Mistake) -> Facts | None:
-    """Find ropes by layer type in a family that has one rope for all layers."""
+    """Find ropes by layer type in a family that has one rope for all layers; the model types in
+    `keys` have no thetas of their own for layer types, and read such ropes all the same.
+    """
     v5 = _objects(case)[0]
     layers = layers_of(v5 or {})
     family = case.family
     # some families that need a rope object (`rope_required`) have a rope for each layer type in it
     if not layers or not family.known or family.layer_thetas or family.rope_required:
         return None
-    # a model whose layers are of several types may have several ropes all the same
-    if case.text.get("layer_types") or family.unrotated:
+    if case.model_type in row.keys:
         return None
     ropes = list(layers.values())
     # fixable if all ropes are the same and the keys beside them contradict none
@@ -548,27 +561,26 @@ def beside_layers(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def outside_text_part(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rotary key, or a rope object, in the config of the whole model, where only that of its
-    text part is read, which does not have it; `keys` has the keys.
+    """Find a rotary key, or a rope object, in the config of the whole model or of a part around the
+    text part, where only that of the text part is read, which does not have it; `keys` has the keys.
     """
-    if case.text is case.root:  # the config has no text part
-        return None
-    for key in OBJECT_KEYS:
-        value = case.root.get(key)
-        if isinstance(value, dict) and value and not any(_objects(case)):
-            return {"key": key, "value": type_of(value), "name": key}
-    for key in row.keys:
-        value = case.root.get(key)
-        usual = (None, case.family.default(key))  # the text model takes the default anyway
-        if case.get(key) is None and value not in usual and positive(value) is not None:
-            return {"key": key, "value": value, "name": key}
+    for outer in nested_parts(case.root)[:-1]:
+        for key in OBJECT_KEYS:
+            value = outer.get(key)
+            if isinstance(value, dict) and value and not any(_objects(case)):
+                return {"key": key, "value": type_of(value), "name": key, "holder": outer}
+        for key in row.keys:
+            value = outer.get(key)
+            usual = (None, case.family.default(key))  # the text model takes the default anyway
+            if case.get(key) is None and value not in usual and positive(value) is not None:
+                return {"key": key, "value": value, "name": key, "holder": outer}
     return None
 
 
 @repair
 def move_to_text_part(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Move a key of the whole model into the text part."""
-    case.text[facts["name"]] = case.root.pop(facts["name"])
+    """Move a key of the whole model, or of a part around the text part, into the text part."""
+    case.text[facts["name"]] = facts["holder"].pop(facts["name"])
 
 
 @finder

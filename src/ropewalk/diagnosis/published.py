@@ -610,6 +610,8 @@ def trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
     scalings = [each.get("scaling") for each in rows_of(case) if _at_length(case, each)]
     if scalings and all(each and each["rope_type"] != "yarn" for each in scalings):
         return None
+    if scalings and not any(scalings) and is_copied(case):  # `scaling_of_another` is about it
+        return None
     # a served length equal to the trained one has not been multiplied by the factor yet
     served = case.served if case.served != trained else known * factor
     holder = next(o for _, o in case.places() if o.get(TRAINED_LENGTH_KEY) is not None)
@@ -726,7 +728,8 @@ def published_key_differs(case: Examination, row: Mistake) -> Facts | None:
         return None
     for key, new in rows[0]["keys"].items():
         value = case.text.get(key)
-        if value != new:
+        # in `rope_parameters` the newer form has them under other names
+        if value != new and not (value is None and case.text.get("rope_parameters")):
             facts = {"key": key, "value": value, "new": new, "model": rows[0]["name"]}
             return {**facts, "holder": case.text, "name": key}
     return None
@@ -757,15 +760,43 @@ def scaling_of_release(case: Examination, row: Mistake) -> Facts | None:
     rows, kind = rows_of_any_length(case), case.rope_type
     plain = [each for each in rows if case.served in each["lengths"] and "scaling" not in each]
     scaled = [each for each in rows if each.get("scaling", {}).get("rope_type") == kind]
+    if kind not in row.keys or not plain or not scaled:
+        return None
     # served == trained: the scaling starts at the served length, so either that was lowered from
     # the length of the other release, or the scaling was copied from it. A longer served length may
-    # be what the scaling was added for, and a shorter one is what other rows are about
-    if kind not in row.keys or not plain or not scaled or case.served != case.trained:
+    # be what the scaling was added for, unless the model is published with that length and without
+    # the scaling, and a shorter one is what other rows are about
+    rope = case.flat() or {}
+    same = all(rope.get(k) == v for k, v in scaled[0]["scaling"].items() if k != "rope_type")
+    if case.served != case.trained and not (same and "left_out" not in scaled[0]["scaling"]):
         return None
     if any(case.served in each["lengths"] for each in scaled) or case.error() is not None:
         return None
     facts = {"key": "rope_type", "value": kind, "model": plain[0]["name"], "length": case.served}
     return {**facts, "other": scaled[0]["name"], "more": max(scaled[0]["lengths"])}
+
+
+def is_copied(case: Examination) -> bool:
+    """Return whether the scaling of a config is that of other models of its family, and was not
+    chosen for this model.
+    """
+    family = [each for each in models() if case.model_type in each["model_types"]]
+    known = [each["scaling"] for each in family if "scaling" in each]
+    rope, given = case.flat() or {}, {"rope_type": case.rope_type, "factor": case.factor}
+    # all that have a scaling have this one, and the config serves a length of the family
+    if known and all(each == given for each in known):
+        return any(_at_length(case, each) for each in family)
+    # one of them has it with all its keys, and starts from another length than this model
+    start = published_trained_length(case)
+    return (
+        case.trained is not None
+        and start not in (None, case.trained)
+        and any(
+            len(each) > 3 and all(rope.get(k) == v for k, v in each.items() if k != "rope_type")
+            for each in known
+            if each["rope_type"] == case.rope_type and each.get(TRAINED_LENGTH_KEY) == case.trained
+        )
+    )
 
 
 @finder
@@ -775,13 +806,7 @@ def scaling_of_another(case: Examination, row: Mistake) -> Facts | None:
     null, if a release serves this length without a scaling.
     """
     rows, kind = rows_of_any_length(case), case.rope_type
-    family = [each for each in models() if case.model_type in each["model_types"]]
-    given = {"rope_type": kind, "factor": case.factor}
-    # copied: the models of the family that have a scaling all have this one, with this factor, and
-    # the config serves a length that this model was published with
-    known = [each["scaling"] for each in family if "scaling" in each]
-    copied = bool(known) and all(each == given for each in known)
-    copied = copied and any(_at_length(case, each) for each in rows)
+    copied = is_copied(case)
     if not (kind in row.keys or copied) or not rows or case.error() is not None:
         return None
     if any(each.get("scaling", {}).get("rope_type") == kind for each in rows):
@@ -831,12 +856,16 @@ def yarn_unusual(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def local_theta_differs(case: Examination, row: Mistake) -> Facts | None:
-    """Find another theta of the layers with a sliding window than the published one."""
+    """Find another theta of the family's second layer type, mostly that of the layers with a sliding
+    window, than the published one.
+    """
     rows = [each for each in rows_of(case) if "local_theta" in each]
-    name = "sliding_attention"  # the layer type
+    # the layer type, and what the family says about its theta
+    name, theta = next(iter([*case.family.layer_thetas.items()][1:]), (None, None))
     spec = (case.specs() or {}).get(name)
-    theta = case.family.layer_thetas.get(name)  # what the family says about it, with its config key
-    if not rows or spec is None or theta is None or spec.theta == rows[0]["local_theta"]:
+    if not rows or spec is None or theta is None:
+        return None
+    if spec.theta in [each["local_theta"] for each in rows]:
         return None
     rope = layers_of(case.text.get("rope_parameters") or {}).get(name)
     holder, key = (case.text, theta.key) if rope is None else (rope, "rope_theta")

@@ -545,6 +545,22 @@ def key_misspelled(case: Examination, row: Mistake) -> Facts | None:
     return None
 
 
+@finder
+def length_of_another_name(case: Examination, row: Mistake) -> Facts | None:
+    """Find a served length under a name that this model's code does not read; the model types in
+    `keys` read one of these names, and code that comes with the weights may.
+    """
+    known = case.family.known and case.model_type not in row.keys and "auto_map" not in case.root
+    # `dynamic_without_length` is about a length that the scaling needs
+    if not known or SERVED_LENGTH_KEY in case.text or case.rope_type == "dynamic":
+        return None
+    for key in keys.LENGTH_KEYS[1:]:
+        if (value := whole(case.text.get(key))) is not None:
+            facts = {"key": key, "value": value, "new": SERVED_LENGTH_KEY, "name": key}
+            return {**facts, "holder": case.text, "model": case.model_type}
+    return None
+
+
 @repair
 def rename(case: Examination, row: Mistake, facts: Facts) -> None:
     """Rename a key in place, without a change of the order of keys; also write the rope_type that

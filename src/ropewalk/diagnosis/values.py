@@ -461,11 +461,10 @@ def sections_misfit(case: Examination, row: Mistake) -> Facts | None:
             axes = len(case.family.sections or sizes)
             if sum(sizes) == pairs and len(sizes) == axes:
                 continue
-            new, fraction = None, case.family.partial
-            width = case.head_dim or 0
-            own = [*(case.family.sections or ())]  # the sections of the family
-            if sizes == own and sum(sizes) == width * fraction / 2:
+            if _fraction_for(case, sizes) is not None:
                 continue  # the fraction is the wrong one
+            new = None
+            own = [*(case.family.sections or ())]  # the sections of the family
             # meant are the family's sections if they fit; else dimensions were given, two a pair
             if sum(own) == pairs:
                 new = own
@@ -485,26 +484,35 @@ def sections_misfit(case: Examination, row: Mistake) -> Facts | None:
     return None
 
 
+def _fraction_for(case: Examination, sizes: list[Any]) -> float | None:
+    """Return the fraction of the head that rotates with the family's sections, if `sizes` are these;
+    None if they are not, or the family's code reads no fraction.
+    """
+    own = [*(case.family.sections or ())]
+    if not case.head_dim or not case.family.reads_partial or not own or sizes != own:
+        return None
+    fraction = 2 * sum(sizes) / case.head_dim
+    return fraction if fraction <= 1 else None
+
+
 @finder
 def fraction_contradicts_sections(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rotated fraction of the head that is not the family's, beside sections that are the
-    family's and fit its fraction alone.
+    """Find a rotated fraction of the head, or its absence, beside the family's own sections, which
+    need another fraction.
     """
-    pairs, width, fraction = rotated_pairs(case), case.head_dim, case.family.partial
-    if not pairs or not width or not case.family.reads_partial:
-        return None
-    for _, rope in case.ropes():
+    pairs, name = rotated_pairs(case), keys.FRACTION_KEYS[0]
+    for place, rope in case.ropes():
         sizes = next((rope[k] for k in keys.SECTION_KEYS if isinstance(rope.get(k), list)), [])
-        if not all(number_of(each) is not None for each in sizes):
+        if not pairs or not all(number_of(each) is not None for each in sizes):
             continue
-        own = [*(case.family.sections or ())]
-        if sum(sizes) == pairs or sizes != own or sum(sizes) != width * fraction / 2:
+        fraction = _fraction_for(case, sizes)
+        if fraction is None or sum(sizes) == pairs:
             continue
-        for place, holder in case.places():
-            if holder.get(keys.FRACTION_KEYS[0]) not in (None, fraction):
-                facts = {"key": at(place, keys.FRACTION_KEYS[0]), "holder": holder, "sizes": sizes}
-                facts |= {"value": holder[keys.FRACTION_KEYS[0]], "new": fraction, "pairs": pairs}
-                return {**facts, "name": keys.FRACTION_KEYS[0]}
+        own = (place, rope) if place.startswith("rope_parameters") else ("", case.text)
+        given = ((p, o) for p, o in case.places() if o.get(name) not in (None, fraction))
+        where, holder = next(given, own)
+        facts = {"key": at(where, name), "value": holder.get(name), "holder": holder, "name": name}
+        return {**facts, "new": fraction, "sizes": sizes, "pairs": pairs}
     return None
 
 
