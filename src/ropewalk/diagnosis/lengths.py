@@ -157,12 +157,15 @@ def swap_lengths(case: Examination, row: Mistake, facts: Facts) -> None:
 def multiplied_twice(case: Examination, row: Mistake) -> Facts | None:
     """Find a served length that is the trained one times the square of the factor, with YaRN or
     linear. With linear the trained length must be that of a published model, since the length in
-    the config may be the trained one or that times the factor.
+    the config may be the trained one or that times the factor. With llama3, which need not end at
+    trained length x factor, find the published served length times the factor.
     """
     trained, served, factor = case.trained, case.served, case.factor
     if case.rope_type == "linear":
         trained = published_trained_length(case)
-    if case.rope_type not in ("yarn", "linear") or not trained or not served or not factor:
+    if case.rope_type == "llama3" and factor:
+        trained = (native_length(case) or 0) / factor
+    if case.rope_type not in ("yarn", "linear", "llama3") or not trained or not served or not factor:
         return None
     if factor <= 1:
         return None

@@ -728,8 +728,9 @@ def published_key_differs(case: Examination, row: Mistake) -> Facts | None:
         return None
     for key, new in rows[0]["keys"].items():
         value = case.text.get(key)
-        # in `rope_parameters` the newer form has them under other names
-        if value != new and not (value is None and case.text.get("rope_parameters")):
+        # absent: false and 1 are defaults, and `rope_parameters` has other names of these keys
+        absent = value is None and (new in (False, 1) or case.text.get("rope_parameters"))
+        if value != new and not absent:
             facts = {"key": key, "value": value, "new": new, "model": rows[0]["name"]}
             return {**facts, "holder": case.text, "name": key}
     return None
@@ -762,14 +763,8 @@ def scaling_of_release(case: Examination, row: Mistake) -> Facts | None:
     scaled = [each for each in rows if each.get("scaling", {}).get("rope_type") == kind]
     if kind not in row.keys or not plain or not scaled:
         return None
-    # served == trained: the scaling starts at the served length, so either that was lowered from
-    # the length of the other release, or the scaling was copied from it. A longer served length may
-    # be what the scaling was added for, unless the model is published with that length and without
-    # the scaling, and a shorter one is what other rows are about
-    rope = case.flat() or {}
-    same = all(rope.get(k) == v for k, v in scaled[0]["scaling"].items() if k != "rope_type")
-    if case.served != case.trained and not (same and "left_out" not in scaled[0]["scaling"]):
-        return None
+    # the served length is that of a release without the scaling, so either it was lowered from the
+    # length of the other release, or the scaling was copied
     if any(case.served in each["lengths"] for each in scaled) or case.error() is not None:
         return None
     facts = {"key": "rope_type", "value": kind, "model": plain[0]["name"], "length": case.served}
