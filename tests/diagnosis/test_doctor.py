@@ -1033,3 +1033,18 @@ def test_a_theta_inside_the_rope_of_images_stays_when_a_text_model_loses_that_ro
     assert [each.id for each in found.findings if each.repaired] == ["sections_in_text_model"]
     spec = rw.from_hf(found.corrected)
     assert (spec.theta, spec.scaling.name) == (500_000.0, "default")
+
+
+@pytest.mark.parametrize("where", ["rope_parameters", "rope_theta"])
+def test_a_mistyped_theta_is_corrected_under_both_names(where):
+    """The code of GPT-NeoX reads rotary_emb_base outside the rope."""
+    sizes = {"model_type": "gpt_neox", "hidden_size": 6144, "num_attention_heads": 64}
+    sizes |= {"num_hidden_layers": 44, "vocab_size": 50432, "max_position_embeddings": 2048}
+    rope = {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.25}
+    given = {"rope_parameters": rope, "rope_theta": 1e5}[where]
+    found = rw.doctor({**sizes, "rotary_pct": 0.25, "rotary_emb_base": 1e5, where: given})
+    assert [(each.id, each.repaired) for each in found.findings] == [
+        ("published_theta_mistyped", True)
+    ]
+    holder = found.corrected.get("rope_parameters", found.corrected)
+    assert holder["rope_theta"] == found.corrected["rotary_emb_base"] == 1e4
