@@ -1048,3 +1048,15 @@ def test_a_mistyped_theta_is_corrected_under_both_names(where):
     ]
     holder = found.corrected.get("rope_parameters", found.corrected)
     assert holder["rope_theta"] == found.corrected["rotary_emb_base"] == 1e4
+
+
+def test_a_dynamic_rope_with_the_factor_1_may_scale():
+    """By an alpha, and without one as soon as the sequence is longer than the trained length."""
+    sizes = {"model_type": "hunyuan_v1_dense", "hidden_size": 4096, "num_attention_heads": 32}
+    sizes |= {"num_hidden_layers": 32, "vocab_size": 128_167, "max_position_embeddings": 32_768}
+    sizes |= {"head_dim": 128, "rope_theta": 10_000.0}
+    found = rw.doctor({**sizes, "rope_scaling": {"rope_type": "dynamic", "factor": 1000.0}})
+    assert [each.id for each in found.findings] == ["alpha_as_factor"]
+    rope = {"rope_type": "dynamic", "factor": 1.0}
+    assert found.corrected["rope_scaling"] == {**rope, "alpha": 1000.0}
+    assert not rw.doctor({**LLAMA, "rope_scaling": rope}).findings
