@@ -1060,3 +1060,18 @@ def test_a_dynamic_rope_with_the_factor_1_may_scale():
     rope = {"rope_type": "dynamic", "factor": 1.0}
     assert found.corrected["rope_scaling"] == {**rope, "alpha": 1000.0}
     assert not rw.doctor({**LLAMA, "rope_scaling": rope}).findings
+
+
+@pytest.mark.parametrize(
+    ("theta", "factor", "pair"),
+    [(0.5, 1.0, 0), (0.001, 1.0, 0), (10.0, 1.0, 7), (10.0, 2.0, 7)],
+)
+def test_a_tiny_theta_is_told_with_the_turn_of_its_slowest_pair(theta, factor, pair):
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
+    config |= {"max_position_embeddings": 4096, "rope_theta": theta}
+    if factor > 1:
+        config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+    found = rw.doctor(config).findings[0]
+    assert found.id == "theta_tiny"
+    tokens = 2 * math.pi * factor * theta ** (2 * pair / 16)
+    assert f"in {tokens:g} tokens" in found.cause
