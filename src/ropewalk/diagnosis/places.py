@@ -399,7 +399,7 @@ def nested_in_flat(case: Examination, row: Mistake) -> Facts | None:
     # some families that need a rope object (`rope_required`) have a rope for each layer type in it
     if not layers or not family.known or family.layer_thetas or family.rope_required:
         return None
-    # a model whose layers are of several types may have several ropes all the same
+    # a model whose layers are of several types may nevertheless have several ropes
     if case.text.get("layer_types") or family.unrotated:
         return None
     ropes = list(layers.values())
@@ -434,7 +434,8 @@ def flat_in_nested(case: Examination, row: Mistake) -> Facts | None:
     for index, (name, own) in enumerate(thetas.items()):  # own: what the family says of this type
         rope = copy.deepcopy(v5) if own.scaled else {"rope_type": "default"}
         theta = case.text.get(own.key) if own.key else None
-        # the theta of the one rope goes to the first layer type of the family, full attention
+        # the theta of the one rope goes to the family's first layer type (full attention, or its
+        # main one)
         theta = v5.get(THETA, theta) if index == 0 else theta
         new[name] = {**rope, THETA: own.default if theta is None else theta}
     return {
