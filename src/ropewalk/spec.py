@@ -1,4 +1,7 @@
-"""RopeSpec: everything that defines a rotary encoding, frozen, hashable and checked once."""
+"""RopeSpec: everything that defines a rotary encoding, frozen, hashable and checked once.
+
+A ladder is a geometric series of frequencies theta^(-2i/dim), which a scaling may change.
+"""
 
 from __future__ import annotations
 
@@ -215,7 +218,8 @@ class RopeSpec:
         return self.axes.axis_of_pair if isinstance(self.axes, AxisMap) else (0,) * self.pairs
 
     def frequencies(self, length: int | None = None) -> Frequencies:
-        """Return the frequency of each pair, a plain float in radians per step, and the magnitude.
+        """Return the frequency of each pair, a plain float in radians per step, and the magnitude,
+        in sequences of this length; None: the trained length.
 
         With an axis map each pair has a tuple of one float for each axis instead: its angle is the
         sum over the axes of coordinate times radians. Axes that differ from head to head give
@@ -234,9 +238,8 @@ class RopeSpec:
 
     def ladder_frequencies(self, length: int | None = None) -> Frequencies:
         """Return the frequency of each pair along its own axis, one float for each pair, and the
-        magnitude.
+        magnitude, in sequences of this length; None: the trained length.
 
-        A ladder is a geometric series of frequencies theta^(-2i/dim), which a scaling may change.
         With one axis there is one ladder, for all pairs of the rotated slice.
         """
         found = [s.frequencies(dim, self.theta, length) for s, dim in self.scaled_ladders()]

@@ -348,12 +348,14 @@ class Rotate(Kind):
         return flat([case["rotation"][f"{name}_expected"] for name in "qk"])
 
     def probe(self, case: Case, wrong: Wrong) -> Numbers:
-        """Return the numbers of the first head of the first row of q."""
+        """Return the predicted numbers of the first head of the first row of q; [] leaves the
+        comparison to `predicted`.
+        """
         rope, given = rope_of(case, wrong), case["rotation"]
         # the rope may be for heads of another width than the vectors of the case
         if rope is None or rope["head_dim"] != case["rope"]["head_dim"]:
             return []
-        # these mistakes treat q and k differently, which `predicted` computes
+        # mistakes about one of q and k, or about their scales: `predicted` alone computes them
         if {"only", "only_magnitude", "scales"} & wrong.keys():
             return []
         cos, sin = definition.tables(rope, case["positions"], _length(case), wrong)

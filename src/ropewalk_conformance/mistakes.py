@@ -261,6 +261,7 @@ def _after_another(
     A mistake that also occurs without the other call explains it better than a stale table does.
     Mistakes that are limited to groups are left out of these: they may be about just such calls.
     """
+    # `is_like`: same function and scaling, and `other` follows no other call
     always = [
         mistake
         for mistake in each.singles()

@@ -144,8 +144,8 @@ def noise(rows: list[Row], facts: dict[str, Any]) -> str:
     """
     if facts["seeds"] == 1:
         said = (
-            f"One seed: comparisons of two trainings include a deviation of {SEED_NOISE}, as "
-            "published for tiny models."
+            f"One seed: comparisons of two trainings include a deviation of {SEED_NOISE} for each of "
+            "them, as published for tiny models."
         )
         return said if STUDIES[facts["study"]].seeded else ""
     by_setting: dict[tuple, list[float]] = {}  # losses of rows that differ only in the seed

@@ -1092,3 +1092,45 @@ def test_keys_of_a_rope_that_is_not_described_are_compared_with_the_published_on
     assert rw.doctor(right).corrected is None
     found = rw.doctor({**right, "rope_theta": 10000, "swa_rope_theta": 5000000})
     assert found.corrected == right
+
+
+@pytest.mark.parametrize("where", ["rope_parameters", "rope_theta"])
+def test_a_mistyped_theta_is_corrected_under_both_names(where):
+    """The code of GPT-NeoX reads rotary_emb_base outside the rope."""
+    sizes = {"model_type": "gpt_neox", "hidden_size": 6144, "num_attention_heads": 64}
+    sizes |= {"num_hidden_layers": 44, "vocab_size": 50432, "max_position_embeddings": 2048}
+    rope = {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.25}
+    given = {"rope_parameters": rope, "rope_theta": 1e5}[where]
+    found = rw.doctor({**sizes, "rotary_pct": 0.25, "rotary_emb_base": 1e5, where: given})
+    assert [(each.id, each.repaired) for each in found.findings] == [
+        ("published_theta_mistyped", True)
+    ]
+    holder = found.corrected.get("rope_parameters", found.corrected)
+    assert holder["rope_theta"] == found.corrected["rotary_emb_base"] == 1e4
+
+
+def test_a_dynamic_rope_with_the_factor_1_may_scale():
+    """By an alpha, and without one as soon as the sequence is longer than the trained length."""
+    sizes = {"model_type": "hunyuan_v1_dense", "hidden_size": 4096, "num_attention_heads": 32}
+    sizes |= {"num_hidden_layers": 32, "vocab_size": 128_167, "max_position_embeddings": 32_768}
+    sizes |= {"head_dim": 128, "rope_theta": 10_000.0}
+    found = rw.doctor({**sizes, "rope_scaling": {"rope_type": "dynamic", "factor": 1000.0}})
+    assert [each.id for each in found.findings] == ["alpha_as_factor"]
+    rope = {"rope_type": "dynamic", "factor": 1.0}
+    assert found.corrected["rope_scaling"] == {**rope, "alpha": 1000.0}
+    assert not rw.doctor({**LLAMA, "rope_scaling": rope}).findings
+
+
+@pytest.mark.parametrize(
+    ("theta", "factor", "pair"),
+    [(0.5, 1.0, 0), (0.001, 1.0, 0), (10.0, 1.0, 7), (10.0, 2.0, 7)],
+)
+def test_a_tiny_theta_is_told_with_the_turn_of_its_slowest_pair(theta, factor, pair):
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
+    config |= {"max_position_embeddings": 4096, "rope_theta": theta}
+    if factor > 1:
+        config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+    found = rw.doctor(config).findings[0]
+    assert found.id == "theta_tiny"
+    tokens = 2 * math.pi * factor * theta ** (2 * pair / 16)
+    assert f"in {tokens:g} tokens" in found.cause

@@ -308,6 +308,16 @@ REFUSED = {
     ),
     "xpos": (RopeSpec(DIM, scaling=XPos()), "llama", "scaling: must have fixed frequencies"),
     "no divisors": (RopeSpec(DIM, scaling=Ntk(2.0)), "qwen2", "reads no rope_freqs"),
+    "truncate": (
+        RopeSpec(DIM, scaling=Yarn(64, factor=2.0, truncate=False)),
+        "qwen2",
+        "linear or YaRN with truncate true, beta_fast 32 and beta_slow 1 for qwen2",
+    ),
+    "YaRN of grok": (
+        RopeSpec(DIM, scaling=Yarn(64, factor=2.0, beta_fast=8.0)),
+        "grok",
+        "must be default or linear for grok",
+    ),
     "no long factors": (
         RopeSpec(DIM, scaling=SPECS["longrope"][0]),
         "qwen2",

@@ -166,6 +166,13 @@ def test_weights_of_eight_bits_are_too_coarse_to_compare(tmp_path):
     assert found.evidence[-1].observation == "too few heads to compare the norms of paired rows"
 
 
+def test_of_packed_q_and_k_no_norms_are_compared(tmp_path):
+    build("phi3").save_pretrained(tmp_path)
+    found = which_layout(tmp_path)
+    assert (found.layout, found.confidence) == ("half", "likely")
+    assert found.evidence[-1].observation.startswith("q and k are packed in one tensor")
+
+
 @pytest.mark.parametrize(
     ("half", "interleaved", "layout"),
     [

@@ -44,8 +44,12 @@ def reconfigure(folder, **changes):
 @pytest.mark.parametrize("max_shard_bytes", [1, 20_000, 5_000_000_000])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"num_experts": 3, "qk_norm": True, "dense_layers": (1,)}],
-    ids=["dense", "experts"],
+    [
+        {},
+        {"num_experts": 3, "qk_norm": True, "dense_layers": (1,)},
+        {"num_experts": 1, "qk_norm": True},
+    ],
+    ids=["dense", "experts", "one expert"],
 )
 def test_a_round_trip_is_exact_in_one_file_or_many(tmp_path, options, max_shard_bytes):
     model = make(**options)

@@ -337,12 +337,12 @@ def _texts(key: str, value: object) -> dict[str, str]:
 
 def _values(key: str, value: object) -> dict[str, tuple[object, ...]]:
     """Return {config key: the values that the row lists} of a table of lists; raise an error if an
-    entry is no list.
+    entry is no list, or an empty one.
     """
     checked = _table(key, value)
     for name, each in checked.items():
         if not isinstance(each, list) or not each:
-            raise RopeError(f"{key}.{name}", "must be a list of values", each)
+            raise RopeError(f"{key}.{name}", "must be a list of at least one value", each)
     return {name: tuple(each) for name, each in checked.items()}
 
 

@@ -281,17 +281,18 @@ class _NormalLayer:
         """Return head_dim and where it comes from: a config key, the default of the family, or
         hidden size / heads; raise an error if the heads do not divide the hidden size.
         """
-        # most models with latent attention split off the part that rotates; in others it is the end
-        # of the head
+        # with latent attention a spec describes the part of the head that rotates, whose width
+        # `qk_rope_head_dim` gives; where that is not split off but is the end of the head (at_end),
+        # head_dim is the whole head
         split_off = None if self.family.at_end else self._given(keys.LATENT_KEY)
         given = split_off or self._layer_type_head_dim() or self._given("head_dim")
         if given is not None:
             return given
-        # a head_dim that is null replaces the family's default, too: it means hidden size / heads
+        # a head_dim of null switches the family's default off: it means hidden size / heads
         if self._has_default("head_dim") and "head_dim" not in self.outside:
             return self._default("head_dim")
         size, heads = (
-            self._required(names) for names in (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS)
+            self._required(names[0]) for names in (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS)
         )
         if size.value % heads.value:
             raise RopeError(
@@ -303,17 +304,17 @@ class _NormalLayer:
         width = self.family.head_parts * size.value // heads.value
         return Value(width, size.key, f"{size.key} / {heads.key}", derived=True)
 
-    def _required(self, names: tuple[str, ...]) -> Value:
-        """Return the value of the first of `names`, the names of a key from which head_dim is
-        computed; raise a RopeError if it is not given.
+    def _required(self, name: str) -> Value:
+        """Return the value of a key from which head_dim is computed, by its standard name; raise a
+        RopeError if it is not given.
         """
-        given = self._given(names[0])
+        given = self._given(name)
         if given is None:
             rule = (
                 "must be given if head_dim is not; where a config.json leaves it to the default of "
                 "its class, add it, or in Python pass transformers' config object"
             )
-            raise RopeError(names[0], rule, None)
+            raise RopeError(name, rule, None)
         return given
 
     def _layer_type_head_dim(self) -> Value | None:

@@ -39,7 +39,13 @@ from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
 THETA = "rope_theta"
 #: meanings that `_foreign` leaves out: keys without one, and keys that other rows are about
-ELSEWHERE = (None, "partial_rotary_factor", "rotary_dim", "max_position_embeddings", "rope_scaling")
+NOT_FOREIGN = (
+    None,
+    "partial_rotary_factor",
+    "rotary_dim",
+    "max_position_embeddings",
+    "rope_scaling",
+)
 #: the theta that ChatGLM multiplies by rope_ratio
 CHATGLM_THETA = 10_000.0
 #: the scaling of Llama 3.1, for which Meta's own config has only a flag
@@ -157,7 +163,7 @@ def _foreign(case: Examination) -> tuple[dict[str, Any], dict[str, Any]]:
     read = case.family.renamed.get(THETA, THETA)
     for key, value in case.text.items():
         sense = meaning(key)
-        if sense in ELSEWHERE or (key in CONFIG_CHECKS and sense != THETA):
+        if sense in NOT_FOREIGN or (key in CONFIG_CHECKS and sense != THETA):
             continue
         number = positive(value)
         if isinstance(value, str):  # a number as text
@@ -360,8 +366,9 @@ def _said_by(case: Examination, key: str, value: Any) -> bool:
 
 @finder
 def rope_key_unread(case: Examination, row: Mistake) -> Facts | None:
-    """Find a key that is named like one of a rope and that this family's code does not read; `names`
-    has {model type: a key that the code in its checkpoints reads}, which counts as read.
+    """Find a key that is named like one of a rope, that this family's code does not read, and whose
+    value could change the rope; `names` has {model type: a key that the code in its checkpoints
+    reads}, which counts as read.
     """
     family = case.family
     # "_class_name" is in configs of diffusers, whose models have keys of their own
@@ -374,10 +381,12 @@ def rope_key_unread(case: Examination, row: Mistake) -> Facts | None:
     anywhere = {*CONFIG_CHECKS, *keys.inner_keys(), *keys.THETA_KEYS, *keys.FRACTION_KEYS}
     for key, value in case.text.items():
         # the theta of one layer type, in a family with one theta: no other row is about that
-        other_family = key in keys.LAYER_TYPE_THETA_KEYS and not family.layer_thetas
-        if key in read or (key in anywhere and not other_family) or _said_by(case, key, value):
+        theta_of_a_layer_type = key in keys.LAYER_TYPE_THETA_KEYS and not family.layer_thetas
+        if key in read or (key in anywhere and not theta_of_a_layer_type):
             continue
-        if meaning(key) not in ELSEWHERE:  # another row is about it
+        if _said_by(case, key, value):
+            continue
+        if meaning(key) not in NOT_FOREIGN:  # `key_of_another_stack` is about it
             continue
         lower = key.lower()
         # a key of no known stack is told by its name alone

@@ -125,7 +125,9 @@ def factor_is_length(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def alpha_as_factor(case: Examination, row: Mistake) -> Facts | None:
-    """Find the alpha of a published model as its factor."""
+    """Find an alpha written as the `factor` of a dynamic rope that has no alpha: one that a published
+    model of these sizes has, or a number too large for a factor.
+    """
     alphas = {each["alpha"] for each in rows_of(case) if "alpha" in each}
     for place, rope in case.ropes():
         value = positive(rope.get("factor"))

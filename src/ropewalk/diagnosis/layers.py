@@ -126,7 +126,9 @@ def _repeated(period: list[str], count: int) -> list[str]:
 
 @finder
 def layer_types_misfit(case: Examination, row: Mistake) -> Facts | None:
-    """Find a `layer_types` that has not one entry for each layer."""
+    """Find a `layer_types` that has not one entry for each layer. The repair writes the published
+    pattern if it has the same types, else the given one continued or cut.
+    """
     given, name = case.text.get("layer_types"), "layer_types"
     count = next((n for k in keys.LAYER_COUNT_KEYS if (n := whole(case.text.get(k)))), None)
     if not case.family.known or not isinstance(given, list) or count in (None, len(given)):
@@ -135,7 +137,8 @@ def layer_types_misfit(case: Examination, row: Mistake) -> Facts | None:
     # the published pattern is surer than one that is continued, if it has the same layer types
     found = [each for each in rows_of(case) if "full_every" in each]
     if found and new is not None:
-        other = _pattern(case, name, found[0]["full_every"], count, "")["new"]
+        # only its `new` is used
+        other = _pattern(case, name, found[0]["full_every"], count, name="")["new"]
         new = other if {*other} == {*given} else new
     facts = {"key": name, "value": len(given), "of": count, "new": new, "name": name}
     return {**facts, "holder": case.text, "fixable": new is not None}

@@ -72,11 +72,15 @@ def covered(case: Examination) -> float | None:
     if kind == "yarn" and factor and (length := trained or case.served):
         return length * factor  # the served length is taken for a trained one that is missing
     if kind == "linear" and factor and case.served:
-        # the served length may be the trained one, or that times the factor
+        # the served length may be the trained one, or that times the factor; without a trained
+        # length, given or published, it is taken for the trained one
         return (trained or published_trained_length(case) or case.served) * factor
-    # Llama 3.1 serves twice the trained length x factor, Llama 3.2 half of it
+    # Llama 3.1 serves twice the trained length x factor, Llama 3.2 half of it, so the larger of the
+    # two counts
     if kind == "llama3" and factor and trained:
         return max(case.served or 0, trained * factor)
+    # others are made for the length that they serve; callers treat dynamic, which has no end,
+    # themselves
     return case.served
 
 
@@ -165,7 +169,12 @@ def multiplied_twice(case: Examination, row: Mistake) -> Facts | None:
         trained = published_trained_length(case)
     if case.rope_type == "llama3" and factor:
         trained = (native_length(case) or 0) / factor
-    if case.rope_type not in ("yarn", "linear", "llama3") or not trained or not served or not factor:
+    if (
+        case.rope_type not in ("yarn", "linear", "llama3")
+        or not trained
+        or not served
+        or not factor
+    ):
         return None
     if factor <= 1:
         return None

@@ -164,21 +164,24 @@ def family_unknown(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def rope_of_fixed_family(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling, or one of `keys`, in a model whose code reads none: a model of `names`, {model
-    type: what it has instead of a scaling}, or one whose rope is switched off.
+    type: what it has instead of a scaling}, or one whose rope is switched off. One of `keys` alone
+    is reported only for a model type in no table, and not for "no rope", whose published configs
+    may have them.
     """
-    has, error = row.names.get(str(case.model_type)), case.error()
-    if has is None and error is not None and _switched_off(case, error):
-        has = f"no rope ({error.field} is {error.value})"
-    rope = case.flat()
-    # the `keys` are of a rope too, but published configs of models with "no rope" may have them
-    other = next((key for key in row.keys if case.text.get(key) not in (None, *UNROTATED)), None)
-    if has not in (None, "no rope") and other is not None and not case.family.known:
-        facts = {"key": other, "value": case.text[other], "has": has}
-        return {**facts, "model": case.model_type}
-    if has is None or rope is None or type_of(rope) in (None, "default"):
+    instead, error = row.names.get(str(case.model_type)), case.error()
+    if instead is None and error is not None and _switched_off(case, error):
+        instead = f"no rope ({error.field} is {error.value})"
+    if instead is None:
         return None
-    facts = {"key": case.ropes()[0][0], "value": type_of(rope), "has": has}
-    return {**facts, "model": case.model_type}
+    facts, rope = {"has": instead, "model": case.model_type}, case.flat()
+    # where the family is known, other rows are about keys that its code does not read
+    if instead != "no rope" and not case.family.known:
+        for key in row.keys:
+            if (value := case.text.get(key)) not in (None, *UNROTATED):
+                return {**facts, "key": key, "value": value}
+    if rope is None or type_of(rope) in (None, "default"):
+        return None
+    return {**facts, "key": case.ropes()[0][0], "value": type_of(rope)}
 
 
 @finder

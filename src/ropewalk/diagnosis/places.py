@@ -447,7 +447,8 @@ def flat_in_nested(case: Examination, row: Mistake) -> Facts | None:
     for index, (name, own) in enumerate(thetas.items()):  # own: what the family says of this type
         rope = copy.deepcopy(v5) if own.scaled else {"rope_type": "default"}
         theta = case.text.get(own.key) if own.key else None
-        # the theta of the one rope goes to the first layer type of the family, full attention
+        # the theta of the one rope goes to the family's first layer type (full attention, or its
+        # main one)
         theta = v5.get(THETA, theta) if index == 0 else theta
         new[name] = {**rope, THETA: own.default if theta is None else theta}
     return {

@@ -389,12 +389,13 @@ def _theta_facts(case: Examination, theta: float, known: set[float]) -> Facts:
 
 @repair
 def put_theta(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Write the published theta where the config has its theta."""
+    """Write the published theta where the config has its theta, or where the model would read it."""
     facts["holder"][facts["name"]] = facts["new"]
     # a second theta, outside the rope, must not contradict it; in a family with a theta for each
     # layer type it may be that of other layers
-    if case.text.get("rope_theta") is not None and not case.family.layer_thetas:
-        case.text[case.family.renamed.get("rope_theta", "rope_theta")] = facts["new"]
+    for name in ("rope_theta", case.family.renamed.get("rope_theta", "rope_theta")):
+        if case.text.get(name) is not None and not case.family.layer_thetas:
+            case.text[name] = facts["new"]
 
 
 @finder

@@ -31,8 +31,8 @@ from ropewalk.diagnosis.published import REMOVABLE, published_theta, rows_of
 from ropewalk.diagnosis.spelling import at, rotary_keys
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
-#: a theta is taken for a mistake if the slowest pair makes more turns than this within the served
-#: length or, where no length is given, if theta is below LEAST_THETA
+#: a theta is taken for a mistake if the slowest of many pairs makes more turns than this within the
+#: served length or, where no length is given, if theta is below LEAST_THETA
 MOST_TURNS, LEAST_THETA = 32.0, 100.0
 #: a list of factors is the long one if its sum is this many times that of the other
 MUCH_LONGER = 1.5
@@ -68,26 +68,38 @@ def not_positive(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def theta_tiny(case: Examination, row: Mistake) -> Facts | None:
-    """Find a theta with which even the slowest pair turns many times within the served length; or
-    the reciprocal of a theta.
+    """Find a theta below 1, or one with which the slowest of many pairs turns more than MOST_TURNS
+    times within the served length; without a length, a theta below LEAST_THETA.
     """
-    # the served length, divided by a factor above 1, which slows all pairs; 0: none is given
-    length = (case.served or 0) / max(case.factor or 1.0, 1.0)
     for place, holder in case.places():
         for key in (key for key in row.keys if key in holder):
             value = positive(holder[key])
             # code that is not known may use a small theta
             if value is None or not case.family.known:
                 continue
-            tokens = 2 * math.pi * value  # no pair has a longer wavelength
-            if value >= 1 and (length <= tokens * MOST_TURNS if length else value >= LEAST_THETA):
+            # in about how many tokens the slowest of many pairs turns once: its frequency is nearly
+            # 1 / theta, and is divided by the factor; that of pair 0 is 1
+            about = 2 * math.pi * max(value, 1.0) * max(case.factor or 1.0, 1.0)
+            is_fast = case.served > about * MOST_TURNS if case.served else value < LEAST_THETA
+            if value >= 1 and not is_fast:
                 continue
-            facts = {**_impossible(case, place, holder, key), "tokens": tokens, "served": length}
+            tokens = _slowest_turn(case, value) or about
+            facts = {**_impossible(case, place, holder, key), "tokens": tokens}
             if value <= 1 / LEAST_THETA:  # so small only as the reciprocal of a theta
                 new = float(f"{1 / value:.6g}")
                 facts |= {"new": new, "words": f"{new:,.0f} = 1 / {value:g}", "fixable": True}
             return facts
     return None
+
+
+def _slowest_turn(case: Examination, theta: float) -> float | None:
+    """Return in how many tokens the slowest pair turns once with this theta, pairs that never turn
+    left out; None if no spec has the theta.
+    """
+    specs = [each for each in (case.specs() or {}).values() if each is not None]
+    ladders = [s.ladder_frequencies(case.served) for s in specs if s.theta == theta]
+    radians = [each for ladder in ladders for each in ladder.radians if each > 0]
+    return 2 * math.pi / min(radians) if radians else None
 
 
 def _impossible(case: Examination, place: str, holder: dict, key: str) -> Facts:
@@ -156,9 +168,11 @@ def factor_is_integer(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def factor_is_one(case: Examination, row: Mistake) -> Facts | None:
-    """Find a scaling that scales nothing, since its factor is 1; LongRoPE scales by its lists."""
+    """Find a scaling that scales nothing, since its factor is 1."""
+    # LongRoPE scales by its lists, dynamic by the length or by an alpha
+    others = ("default", "longrope", "su", "dynamic", None)
     for place, rope in case.ropes():
-        if rope.get("factor") == 1 and type_of(rope) not in ("default", "longrope", "su", None):
+        if rope.get("factor") == 1 and type_of(rope) not in others:
             return {"key": at(place, "factor"), "value": type_of(rope)}
     return None
 

@@ -273,14 +273,14 @@ def _names_no_model(config: Mapping[str, Any]) -> bool:
 
 
 def _are_sixths(case: ServedLayer) -> list[bool]:
-    """Return for each layer of this type whether it is the sixth, the twelfth and so on. If config
-    and family do not tell the types of the layers, each sixth has full attention.
-    """
+    """Return for each layer of this type whether it is the sixth, the twelfth and so on."""
     types = declared_types(case.config)
     rule, layers = family_of(case.model_type).full_layers, case.config.get("num_hidden_layers")
     if not types and rule is not None and isinstance(layers, int):
         types = rule.layer_types(case.config, layers) or []
     if not types:
+        # assume that every sixth layer, and no other, has full attention: one entry stands for all
+        # layers of this type
         return [case.layer_type == "full_attention"]
     return [(i + 1) % 6 == 0 for i, name in enumerate(types) if name == case.layer_type]
 

@@ -569,7 +569,7 @@ def _mlx_scaling(
         return "refused: factor must be given"
     nulls = [key for key in row["keys"] if key in keys and keys[key] is None]
     # with a factor of at most 1 mlx-lm uses no mscale
-    if nulls and not (nulls[0].startswith("mscale") and keys["factor"] <= 1):
+    if nulls and not (all(key.startswith("mscale") for key in nulls) and keys["factor"] <= 1):
         return f"refused: {nulls[0]} must be a number or absent, not null"
     defaults = row.get("defaults", {})
     given = {field: keys.get(key, defaults.get(key)) for key, field in row["keys"].items()}

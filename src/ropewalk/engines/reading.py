@@ -64,10 +64,12 @@ class EngineReading:
         """
         self.case, self.spec, self.length, self.read = case, case.spec, case.length, read
         self.rules: list[EngineRule] = []
+        #: why there is no result; None: there is one
         self.problem: str | None = None
         #: indices of the pairs that the engine does not rotate
         self.unrotated_pairs: frozenset[int] = frozenset()
-        #: the rope object that mlx-lm's model class reads, set by "model arguments"; None: none
+        #: the rope object that mlx-lm's model class reads, set by the operation "model arguments"
+        #: (operations.py); None: none
         self.keys: Mapping[str, Any] | None = None
         #: no further rule applies
         self.done = False

@@ -185,8 +185,8 @@ def _scaling_keys(
         return {prefix + key: value for key, value in keys.items()}, {}
     if not facts.has_freqs:
         rule = (
-            f"must be default, linear or YaRN with its usual betas for {name}, for which llama.cpp "
-            "reads no rope_freqs"
+            f"must be {_scalings_with_keys(facts)} for {name}, for which llama.cpp reads no "
+            "rope_freqs"
         )
         raise RopeError("scaling", rule, scaling)
     # every other scaling is written as one divisor for each pair
@@ -208,6 +208,16 @@ def _keys_describe(scaling: Yarn, facts: GgufArchitecture) -> bool:
     # llama.cpp always truncates: it rounds the ends of YaRN's blend outwards to whole pairs. An
     # architecture with `has_yarn_factors` needs two more keys, which are not written here
     return scaling.truncate and (usual or facts.has_betas) and not facts.has_yarn_factors
+
+
+def _scalings_with_keys(facts: GgufArchitecture) -> str:
+    """Return in words which scalings are written as keys for the architecture; see `_keys_describe`
+    for YaRN.
+    """
+    if facts.has_yarn_factors:
+        return "default or linear"
+    betas = "" if facts.has_betas else f", beta_fast {facts.beta_fast:g} and beta_slow 1"
+    return f"default, linear or YaRN with truncate true{betas}"
 
 
 def _longrope_keys(

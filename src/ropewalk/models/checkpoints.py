@@ -340,7 +340,8 @@ def _read(
     they are its parts and are concatenated by rows.
     """
     if len(hf_names) == 1:
-        return source.read(hf_names[0]).to(dtype=dtype, device=device)
+        # the part of a mixture of one expert is a matrix, and the weight is [1, rows, columns]
+        return source.read(hf_names[0]).to(dtype=dtype, device=device).view(shape)
     rows = [source.shape(hf_name)[0] for hf_name in hf_names]
     whole = torch.empty((sum(rows), *source.shape(hf_names[0])[1:]), dtype=dtype, device=device)
     for part, hf_name in zip(whole.split(rows), hf_names, strict=True):

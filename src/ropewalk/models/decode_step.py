@@ -197,13 +197,15 @@ class DecodeStep:
     def _run_layer(self, layer: Any, k: Tensor, v: Tensor) -> None:
         """Run one layer: self.x is its input and becomes its output; k and v are its cache."""
         attention, network = layer.self_attn, layer.mlp
+        # for one row x itself and the norm, which the next kernel applies; for several rows, or in
+        # an invariant step, x normed and None
         x, norm = self._normed(self.x, layer.input_layernorm)
-        # in an invariant step x is normed here, and `norm` is None
         if self.invariant:
             self._attend_invariantly(attention, x, k, v)
         else:
             self._attend(attention, x, norm, k, v)
         out, down = attention.o_proj, network.down_proj
+        # `mixed`: the attention output of each head
         self._product(self.mixed.flatten(1), out.weight, self.x, bias=out.bias, residual=self.x)
         # the gated network, added to self.x
         gate_up = network.gate_up_proj

@@ -111,7 +111,9 @@ def augmented(
     _check_dtype("centres", getattr(centres, "dtype", type(centres)))
 
     def drawn(rows: int, most: float) -> Tensor:
-        """Return a random number from -most to most for each axis, or one for both, [rows, 1, 1]."""
+        """Return random numbers from -most to most, [rows, 1, 1]; `rows` 2: one for each axis, 1: one
+        for both.
+        """
         random = torch.rand(
             rows, 1, 1, dtype=centres.dtype, device=centres.device, generator=generator
         )

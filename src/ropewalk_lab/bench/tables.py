@@ -320,10 +320,10 @@ SUFFIXES = {"bshd": " [B,S,H,D]", "bhsd view": " view"}
 
 
 def cpu_table(rows: list[Row]) -> str:
-    """Return a table of time / time of a copy (lower is better), or microseconds for decode, by
-    contender, shape and dtype.
+    """Return a table of time / time of a copy (of two copies for both passes; lower is better), or
+    microseconds for decode, by contender and case.
     """
-    timed = [r for r in rows if "us" in r]
+    timed = [r for r in rows if "us" in r]  # skipped contenders have no time
     by_case = {(r["contender"], _case(r)): r for r in timed}
     contenders = list(dict.fromkeys(r["contender"] for r in timed))
     cases = list(dict.fromkeys(_case(r) for r in timed))

@@ -149,22 +149,22 @@ def _rope_of_table(
 
 def _uses(
     owner: torch.nn.Module,
-    rope: torch.nn.Module,
+    rotary: torch.nn.Module,
     axes: int,
     is_attending: Callable[[Exception], bool],
     call: dict[str, Any],
 ) -> bool:
-    """Return whether the attention module `owner` calls its rope: run it with zeros until it calls
-    the rope or attends.
+    """Return whether the attention module `owner` calls its rotary module: run it with zeros until
+    it calls that or attends.
 
-    If it fails before either, it is taken to call its rope; if it returns without either, not.
+    If it fails before either, it is taken to call it; if it returns without either, not.
     `axes`, `is_attending` and `call` are those of `layers_of`.
     """
 
     def stop(*_: Any, **__: Any) -> None:
         raise Rotated
 
-    rope.forward = stop
+    rotary.forward = stop
     positions = torch.zeros((3, 2) if axes == 3 else (2,), dtype=torch.long)
     weights = (
         value
@@ -180,28 +180,28 @@ def _uses(
     except Exception as error:
         return not is_attending(error)
     finally:
-        del rope.forward  # the forward of its class is found again
+        del rotary.forward  # the forward of its class is found again
     return False
 
 
-def _matrices(rope: torch.nn.Module, axes: int, length: int) -> list[Any]:
+def _matrices(rotary: torch.nn.Module, axes: int, length: int) -> list[Any]:
     """Return a matrix for each axis, whose column i is the unit vector e_i, rotated by one step on
-    that axis.
+    that axis by the module `rotary`.
 
     A second token is at the end of the sequence of `length` tokens, because SGLang's LongRoPE looks
     at all positions of a batch.
     """
-    size = int(rope.head_size)  # type: ignore[arg-type]  # an attribute of every rope here
+    size = int(rotary.head_size)  # type: ignore[arg-type]  # an attribute of every one here
     # each unit vector is a head; the rope of latent attention takes heads on an axis of their own
     units = (
         torch.eye(size)[None]
-        if "Deepseek" in type(rope).__name__
+        if "Deepseek" in type(rotary).__name__
         else torch.eye(size).reshape(1, size * size)
     )
     units = units.repeat(2, *[1] * (units.ndim - 1))  # the same for both tokens
-    rotate = getattr(rope, "forward_native", rope.forward)
-    table_lengths = (table.shape[0] for name, table in rope.named_buffers() if "cache" in name)
-    # a rope without a table has no limit
+    rotate = getattr(rotary, "forward_native", rotary.forward)
+    table_lengths = (table.shape[0] for name, table in rotary.named_buffers() if "cache" in name)
+    # a module without a table has no limit
     last = min(length, max(table_lengths, default=length)) - 1
     matrices = []
     for axis in range(axes):

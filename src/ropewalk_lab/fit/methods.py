@@ -137,7 +137,7 @@ def extended(model: nn.Module, method: Method, factor: float, trained: int) -> I
         try:
             yield
         finally:
-            assert extension is not None  # only None as the kind returns None
+            assert extension is not None  # `extend` returns None only if the kind is None
             extension.undo()
 
 
@@ -215,7 +215,7 @@ def search_longrope(
             search=lambda _: loss(),  # the model already has the factors of the candidate
             search_options=options,
         )
-    assert extension is not None  # only None as the kind returns None
+    assert extension is not None  # `extend` returns None only if the kind is None
     long_factor = next(iter(extension.specs.values())).scaling.long_factor  # type: ignore[attr-defined]
     extension.undo()
     return tuple(long_factor)

@@ -80,11 +80,11 @@ def _text(asked: Mapping[str, Any]) -> str:
 
 def _gguf(text: str) -> InMemory | None:
     """Return the metadata and the small tensors of a GGUF file if the text is a JSON object that
-    holds them under GGUF and TENSORS, else None.
+    holds them under GGUF and TENSORS, else None; raise an error if it has no architecture name.
     """
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError):  # `doctor` reports it
+    except (ValueError, RecursionError):  # the caller's own parse reports it
         return None
     if not isinstance(found, dict) or not isinstance(found.get(GGUF), dict):
         return None

@@ -125,7 +125,9 @@ def reachable(length: int, settings: dict[str, Any]) -> float:
 
 
 def models(settings: dict[str, Any]) -> dict[str, tuple[int, str]]:
-    """Return {published name of a model: (number of characters at which texts are cut, encoding)}."""
+    """Return {name in table 5 of the RoFormer paper: (characters at which our texts are cut, encoding)
+    of the model that stands for it}; `short` stands for its 512 and `long` for its 1,024.
+    """
     short, long = settings["short"], settings["long"]
     return {
         "BERT-512": (short, "learned"),

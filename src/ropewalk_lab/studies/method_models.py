@@ -206,7 +206,8 @@ def new_model(method: str, model: Any, seed: int) -> nn.Module:
 def adapted(
     model: Any, method: str, factor: int, length: int, factors: tuple[float, ...] | None = None
 ) -> nn.Module:
-    """Return a RoPE model, trained at `length`, adapted by a method to `factor` times that length.
+    """Return a RoPE model, trained at `length`, adapted by a method of APPLIED or by LONGROPE2 to
+    `factor` times that length.
 
     factors  for LongRoPE2: its factor of each pair; None: `factor` for every pair
     """

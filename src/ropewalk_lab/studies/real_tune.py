@@ -193,8 +193,9 @@ def measure(
 
 
 def mixed_precision(device: torch.device, enabled: bool | None = None) -> torch.autocast:
-    """Return autocast to bfloat16, by default on a GPU only. Its cache of weights in bfloat16 is
-    off: it would go on using those of the first step.
+    """Return autocast to bfloat16, by default on a GPU only; `enabled` overrides that (tests, on a
+    CPU). Its cache of weights in bfloat16 is off: the context stays open over all steps, so the
+    cache would keep the weights of the first one.
     """
     enabled = device.type == "cuda" if enabled is None else enabled
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)

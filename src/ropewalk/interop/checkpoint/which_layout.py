@@ -32,6 +32,8 @@ SAMPLED = 8
 #: the norms of paired rows agree if the mean agreement of the heads exceeds the first number, and
 #: the second number times its standard error
 MIN_AGREEMENT, MIN_STANDARD_ERRORS = 0.2, 4.0
+#: the norms of fewer heads are not compared
+FEWEST_HEADS = 3
 
 
 @dataclass(frozen=True)
@@ -169,16 +171,17 @@ def _from_weights(folder: Folder, config: Mapping[str, Any]) -> LayoutObservatio
         rules = find_rules(folder, config)
     except RopeError as error:
         return LayoutObservation(f"the weights were not read: {error}", None, "weak")
-    agreements = {"half": [], "interleaved": []}  # a number for each head, see `_agreements`
     usable = {name: rule for name, rule in rules.items() if _is_comparable(folder, name, rule)}
-    for name in (
-        name
-        for role in ("q", "k")
-        for name in _spread([each for each in usable if usable[each].role == role])
-    ):
+    q, k = ([name for name, rule in usable.items() if rule.role == role] for role in ("q", "k"))
+    sampled = [*_spread(q), *_spread(k)]
+    if not sampled and any(rule.role == "qkv" for rule in rules.values()):
+        text = "q and k are packed in one tensor; their norms are not compared"
+        return LayoutObservation(text, None, "weak")
+    agreements = {"half": [], "interleaved": []}  # a number for each head, see `_agreements`
+    for name in sampled:
         for layout, values in _agreements(folder, name, rules[name]).items():
             agreements[layout] += values
-    if len(agreements["half"]) < 3:
+    if len(agreements["half"]) < FEWEST_HEADS:
         return LayoutObservation("too few heads to compare the norms of paired rows", None, "weak")
     half, interleaved = (_mean_and_error(agreements[layout]) for layout in ("half", "interleaved"))
     observation = (

@@ -116,10 +116,13 @@ def _agree(spec: RopeSpec, length: int, tables: tuple[Tensor, ...]) -> bool:
 
 
 def _near(cos: Tensor, sin: Tensor, angles: Tensor, magnitude: float) -> bool:
-    """Return whether cos and sin are those of `angles` times the magnitude, up to rounding."""
+    """Return whether cos and sin are magnitude * cos(angles) and magnitude * sin(angles), up to
+    rounding.
+    """
     # where the angles agree, this is the magnitude, with angle 0
     rotated_back = torch.complex(cos, sin) * torch.polar(torch.ones_like(angles), -angles)
-    # small angles must be as near as their frequencies, large ones as float32 can hold them
+    # relative error TOLERANCE up to 1 rad (the angle at position 1 is the frequency itself), beyond
+    # that TOLERANCE rad, plus what float32 rounding adds to a large angle
     allowed = angles.abs().clamp(max=1) * TOLERANCE + angles.abs() * FLOAT32_ANGLE
     same_angles = (rotated_back.angle().abs() <= allowed).all()
     same_magnitude = ((rotated_back.abs() / magnitude - 1).abs() <= TOLERANCE).all()

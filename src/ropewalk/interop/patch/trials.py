@@ -90,15 +90,17 @@ class _Trials:
         return None
 
     def _candidates(self) -> Iterator[tuple[str, Convention]]:
-        """Yield every convention that the function may have, with the axes of its tensors, such as
-        "row head token". The fields are those of `Convention`; where `position_ids` must be given,
-        `gathers` and `blocks` are tried too.
+        """Yield every convention, as far as one plain call can tell them apart, with the axes of the
+        tensors, such as "row head token". The fields are those of `Convention`; where
+        `position_ids` must be given, `gathers` and `blocks` are tried too.
         """
+        # one table with both cos and sin has forms of its own
         forms = JOINT.get(self.table_names[0], (*LAYOUTS, "pairs"))
         parameter = signature_of(self.function).parameters.get(POSITIONS)
         needs_positions = parameter is not None and parameter.default is inspect.Parameter.empty
         # position_ids are [rows, tokens] or [rows, tokens, blocks], so only shapes whose rows may
-        # have tables of their own fit; the positions select rows of the tables, or rotate blocks
+        # have tables of their own fit; they either select table rows (`gathers`), or each of their
+        # axes rotates a block of dimensions (`blocks`)
         for (axes, tokens, by_row), form, layout, layout_out, reverse in product(
             SHAPES, forms, LAYOUTS, LAYOUTS, BOTH
         ):

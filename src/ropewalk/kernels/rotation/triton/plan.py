@@ -174,7 +174,8 @@ class RotationPlan(LaunchPlan):
 def _head_values(
     x: Tensor, request: AnyRequest, copied: int, config: RotationConfig
 ) -> dict[str, Any]:
-    """Return the kernel arguments that describe the dimensions of a head.
+    """Return the kernel arguments that describe the dimensions of a head, the direction, and the
+    instructions to use.
 
     copied  how many dimensions do not rotate and are copied to the output; 0 in place
     """
@@ -193,9 +194,11 @@ def _head_values(
         "INTERLEAVED_OUT": request.layout_out == "interleaved",
         # a TableRequest for a backward rotation has its sin negated already
         "BACKWARDS": isinstance(request, Request) and request.sign < 0,
+        # the GPU's approximate sine, exact enough for 16 bits
         "QUICK": has_sine_unit(x),
         # hints that the data is read or written only once
         "LOAD_HINT": "evict_first" if config.hints else "",
         "STORE_HINT": ".cs" if config.hints else "",
+        # programmatic dependent launch
         "PDL": config.pdl and has_pdl(x.device),
     }
