@@ -164,33 +164,28 @@ def multiplied_twice(case: Examination, row: Mistake) -> Facts | None:
     the config may be the trained one or that times the factor. With llama3, which need not end at
     trained length x factor, find the published served length times the factor.
     """
-    trained, served, factor = case.trained, case.served, case.factor
+    trained, served, factor = case.trained, case.served, case.factor or 0
     if case.rope_type == "linear":
         trained = published_trained_length(case)
-    if case.rope_type == "llama3" and factor:
-        trained = (native_length(case) or 0) / factor
+    if case.rope_type not in ("yarn", "linear", "llama3") or not trained or not served:
+        return None
+    reached = native_length(case) if case.rope_type == "llama3" else round(trained * factor)
     if (
-        case.rope_type not in ("yarn", "linear", "llama3")
-        or not trained
-        or not served
-        or not factor
+        factor <= 1
+        or not reached
+        or not math.isclose(served, reached * factor, rel_tol=SAME_LENGTH)
     ):
-        return None
-    if factor <= 1:
-        return None
-    if not math.isclose(served, trained * factor**2, rel_tol=SAME_LENGTH):
         return None
     return {
         "key": length_key(case),
         "value": served,
-        "new": round(trained * factor),
-        "trained": trained,
-        "factor": factor,
+        "new": reached,
+        "product": f"{reached:,} x {factor:g}",
         "holder": case.text,
         "name": length_key(case),
-        # the factor may be wrong instead, and should be its square, unless trained length x factor
-        # is a published served length
-        "fixable": any(round(trained * factor) in each["lengths"] for each in rows_of(case)),
+        # the factor may be wrong instead, and should be its square, unless the length that it
+        # reaches is a published one
+        "fixable": any(reached in each["lengths"] for each in rows_of_any_length(case)),
     }
 
 

@@ -628,16 +628,19 @@ def trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
     # lengths here need none, or one from its trained length to the length in use
     gone = plain and needed <= known and case.flat() is case.text.get("rope_scaling")
     raised = plain and length > known and case.flat() is not None
+    # a factor that reaches the length in use, and not twice as far, stays
+    enough = length <= known * factor < 2 * length
+    new_factor = length / known if raised and not enough else factor
     words = f"{known:,} is written: times the factor it is the served length"
     if gone:
         words = f"the scaling is removed: {needed:,} tokens need none"
     elif raised:
-        words = f"{known:,} is written, and the factor {length / known:g}"
+        words = f"{known:,} is written, and the factor {new_factor:g}"
     return {
         "key": TRAINED_LENGTH_KEY,
         "value": trained,
         "new": known,
-        "factor": length / known if raised else factor,
+        "factor": new_factor,
         "fixable": gone or raised or fits,
         "removed": gone,
         "raised": raised,
@@ -730,7 +733,8 @@ def published_key_differs(case: Examination, row: Mistake) -> Facts | None:
     for key, new in rows[0]["keys"].items():
         value = case.text.get(key)
         # absent: false and 1 are defaults, and `rope_parameters` has other names of these keys
-        absent = value is None and (new in (False, 1) or case.text.get("rope_parameters"))
+        default = new is False or (new == 1 and new is not True)
+        absent = value is None and (default or case.text.get("rope_parameters"))
         if value != new and not absent:
             facts = {"key": key, "value": value, "new": new, "model": rows[0]["name"]}
             return {**facts, "holder": case.text, "name": key}
@@ -950,6 +954,9 @@ def fraction_differs(case: Examination, row: Mistake) -> Facts | None:
         facts |= {"width": min(widths), "new": min(widths) / head, "name": name}
         return {**facts, "holder": case.text, "fixable": name in case.text}
     if len(widths) != 1 or not specs or specs[0].rotated_dims in widths:
+        return None
+    # a fraction of a head that has another width than published: `head_differs` is about the head
+    if specs[0].head_dim != rows[0].get("head_dim", specs[0].head_dim):
         return None
     width = widths.pop()
     reads = {*case.family.reads, *case.family.defaults}
