@@ -58,16 +58,17 @@ def window_lost(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def window_null(case: Examination, row: Mistake) -> Facts | None:
-    """Find a null window beside a pattern of layers with and without one, where those without one
-    do not rotate: no layer is told from the others, and all rotate.
+    """Find a null window beside a pattern of layers with and without one, given or published, where
+    those without one do not rotate: no layer is told from the others, and all rotate.
     """
-    if case.family.unrotated != "full_attention" or not case.text.get("sliding_window_pattern"):
+    published = next((row["full_every"] for row in rows_of(case) if "full_every" in row), None)
+    pattern = case.text.get("sliding_window_pattern") or published
+    if case.family.unrotated != "full_attention" or not pattern:
         return None
     if case.text.get("sliding_window", WINDOW) is not None:
         return None
     facts = {"key": "sliding_window", "value": None, "new": WINDOW, "model": case.model_type}
-    facts |= {"pattern": case.text["sliding_window_pattern"], "name": "sliding_window"}
-    return {**facts, "holder": case.text}
+    return {**facts, "pattern": pattern, "holder": case.text, "name": "sliding_window"}
 
 
 @finder

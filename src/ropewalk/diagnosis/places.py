@@ -433,12 +433,14 @@ def nested_in_flat(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def flat_in_nested(case: Examination, row: Mistake) -> Facts | None:
-    """Find one rope for all layers in a family whose layer types have ropes of their own. The
-    repair writes it for the layer types that are scaled, and the plain rope for the others.
+    """Find one rope for all layers in a family whose layer types have ropes of their own; the model
+    types in `keys` have no defaults for them. The repair writes it for the layer types that are
+    scaled, and the plain rope for the others.
     """
     v5, v4 = _objects(case)
     thetas = case.family.layer_thetas
-    if v5 is None or v4 is not None or layers_of(v5) or not thetas:
+    apart = case.model_type in row.keys
+    if v5 is None or v4 is not None or layers_of(v5) or not (thetas or apart):
         return None
     # its keys are layer types, with values that are no ropes: not one rope for all
     if v5.keys() <= set(case.text.get("layer_types") or ()):
@@ -458,7 +460,8 @@ def flat_in_nested(case: Examination, row: Mistake) -> Facts | None:
         "holder": case.text,
         "name": "rope_parameters",
         "model": case.model_type,
-        "types": " and ".join(thetas),
+        "types": " and ".join(thetas or dict.fromkeys(_layer_types(case))),
+        "fixable": not apart,
     }
 
 

@@ -347,7 +347,7 @@ def fraction_lost(case: Examination, row: Mistake) -> Facts | None:
     family that reads a fraction.
 
     Shorter lists can also be lists that were cut: the part that they rotate must be the published
-    one, or, in sizes that nobody published, a multiple of a quarter.
+    one, or, in a known family and in sizes that nobody published, a multiple of a quarter.
     """
     width, given = case.head_dim, case.get("partial_rotary_factor")
     if not case.family.reads_partial:
@@ -364,7 +364,7 @@ def fraction_lost(case: Examination, row: Mistake) -> Facts | None:
         if lists and width and len(lists[0]) == len(lists[1]) and 2 * len(lists[0]) < width:
             count = len(lists[0])
             # published sizes: 2 * count dimensions must rotate; others: a multiple of width / 4
-            if known != {2 * count} if known else 8 * count % width:
+            if known != {2 * count} if known else 8 * count % width or not case.family.known:
                 continue
             return {
                 "key": at(place, "long_factor"),
