@@ -4,6 +4,7 @@ pair.
 
 import inspect
 import itertools
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -249,6 +250,25 @@ def test_no_distance_exceeds_the_trained_length(name, trained, served):
         seen = remapping.distances(torch.tensor([query]), keys[: query + 1])
         assert seen.min() >= 0
         assert seen.max() < trained
+
+
+@pytest.mark.parametrize(
+    ("trained", "served"), [(64, 256), (100, 177), (99, 1000), (2048, 32768), (512, 131072)]
+)
+def test_distances_are_slowed_just_enough_to_stay_in_two_thirds_of_the_trained_length(
+    trained, served
+):
+    """One less would not be enough, unless it is 2 already, the least."""
+    leaky, grouped = (
+        REMAPPINGS[name].for_length(trained, served) for name in ("leaky_rerope", "self_extend")
+    )
+    window, room = trained // 4, 2 * trained // 3
+    assert leaky.window == window
+    assert window + Fraction(served - window, leaky.slowdown) <= room
+    assert leaky.slowdown == 2 or window + Fraction(served - window, leaky.slowdown - 1) > room
+    assert grouped.group == leaky.slowdown
+    far = leaky.distances(torch.tensor([served - 1]), torch.arange(served))
+    assert far.max() == pytest.approx(window + (served - 1 - window) / leaky.slowdown)
 
 
 @pytest.mark.parametrize("remapping", [ReRope(3, 4), DualChunk(6, 2, length=4)], ids=str)

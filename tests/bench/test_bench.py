@@ -258,3 +258,33 @@ def test_a_vertical_bar_in_a_markdown_cell_is_escaped():
     header, alignment, line = tables.markdown(["of", "|x|"], [["a", "1"]]).splitlines()
     assert header == r"| of | \|x\| |"
     assert alignment.count("|") == line.count("|") == 3
+
+
+def test_the_table_of_peers_has_the_largest_error_and_the_mean_over_runs(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    import tables as page_tables
+
+    case = {"pass": "forward", "shape": "A", "dtype": "bfloat16", "versions": {"other": "1.2"}}
+    timed = [
+        {**case, "contender": name, "order": order, "us": us, "copy_us": 10.0, "rms_error": error}
+        for name, order, us, error in (
+            ("ropewalk", "bshd", 11.0, 1e-3),
+            ("ropewalk", "bshd", 14.0, 3e-3),
+            ("other, fast", "bshd", 20.0, 2e-3),
+            ("other, fast", "bhsd", 30.0, 1e-3),
+        )
+    ]
+    # of other cases
+    timed += [
+        {**timed[0], "pass": "eager loop", "rms_error": 1.0},
+        {**timed[0], "shape": "B", "rms_error": 1.0},
+        {**timed[0], "dtype": "float32", "rms_error": 1.0},
+        {**timed[0], "variant": "packed", "rms_error": 1.0},
+    ]
+    assert page_tables.peers_table(timed).splitlines() == [
+        "| contender | version | rms error | time over a copy, [B,S,H,D] "
+        "| time over a copy, [B,H,S,D] |",
+        "|---|---|---:|---:|---:|",
+        "| ropewalk | this one | 3.0e-03 | 1.25 | - |",
+        "| other, fast | 1.2 | 2.0e-03 | 2.00 | 3.00 |",
+    ]

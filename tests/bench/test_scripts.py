@@ -11,6 +11,7 @@ import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -132,6 +133,16 @@ def test_a_training_step_is_timed_on_models_with_equal_losses():
     )
     assert [row["contender"] for row in rows] == ["ropewalk, eager", "transformers, eager"]
     assert all(row["loss_error"] < 1e-5 and row["tokens_per_second"] > 0 for row in rows)
+    # on a CPU the peak is what lasts from step to step: the parameters and AdamW's moments
+    model = Decoder(config)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.loss(torch.zeros(1, 8, dtype=torch.int64)).backward()
+    optimizer.step()
+    moments = [
+        value for state in optimizer.state.values() for value in state.values() if value.ndim
+    ]
+    lasting = sum(each.nbytes for each in (*model.parameters(), *moments))
+    assert {row["peak_bytes"] for row in rows} == {lasting}
 
 
 def test_a_model_computes_the_same_with_each_kernel_and_without_it():
@@ -237,3 +248,73 @@ def test_a_configuration_that_fails_comes_last_in_rows_of_json(monkeypatch):
         "config": "fails",
         "error": "out of registers",
     }
+
+
+def test_the_gain_of_a_kernel_is_the_time_that_its_absence_adds():
+    """Without it, 5 ms take 6: a fifth longer, although it is a sixth less with it."""
+    import kernel_worth
+
+    times = {"with": [4.0, 5.0, 5.5], "without": [6.0, 9.0, 5.7]}
+    assert kernel_worth.compared(times) == {
+        "with_ms": 5.0,
+        "without_ms": 6.0,
+        "gain_percent": 20.0,
+        "spread_percent": 55.0,  # from 5.7 to 9, of 6
+    }
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_decode_step_reads_all_weights_and_the_cache(tied, monkeypatch):
+    """Half of the new tokens are cached on average; the cache is that of the model itself."""
+    import decode
+
+    randint = torch.randint
+    monkeypatch.setattr(
+        torch, "randint", lambda *args, device=None, **options: randint(*args, **options)
+    )
+    model = Decoder(DecoderConfig(17, 24, 36, 2, 6, 2, tie_embeddings=tied)).eval()
+    prompt, limit, row = decode._case(model, "tiny", 3, 1e9, length=10)
+    assert prompt.shape == (3, 10)
+    caches, length = model.caches(), 10 + decode.NEW // 2
+    with torch.no_grad():
+        model.features(torch.zeros(3, length, dtype=torch.int64), caches=caches)
+    held = sum(each.seen.k.numel() + each.seen.v.numel() for each in caches)
+    # a matrix of embeddings that is not the head's is read by the row
+    weights = sum(each.numel() for each in model.parameters()) - (0 if tied else 17 * 24)
+    assert limit == pytest.approx(2 * (weights + held) / 1e9)  # bfloat16
+    assert row == {"shape": "tiny", "batch": 3, "copy_GBps": 1}
+
+
+def test_the_time_of_a_step_is_without_that_of_the_prompt_and_of_the_opening(monkeypatch):
+    """A prompt takes 10 ms, with the first token; what is done once, 3 ms; a step 2 ms."""
+    import decode
+
+    monkeypatch.setattr(decode, "seconds", lambda call, repeats: call() / 1e3)
+    row = decode.step_row(lambda new: 10 + (3 + 2 * (new - 1) if new > 1 else 0), 0.0005, shape="x")
+    assert (row["steps_per_s"], row["step_ms"]) == (500.0, 2.0)
+    assert (row["limit_ms"], row["percent_of_limit"]) == (0.5, 25.0)
+    assert (row["first_token_ms"], row["opening_ms"]) == (10.0, 3.0)
+
+
+def test_the_speed_of_jax_is_in_per_cent_of_adding_one(monkeypatch):
+    """By a clock of its own: adding one takes 100 us, a rotation 400 us."""
+    import jax_rotate
+
+    random = SimpleNamespace(normal=lambda *_, **__: 0, key=lambda _: 0, randint=lambda *_: 0)
+    numpy = SimpleNamespace(bfloat16=None, int32=None, arange=lambda *_, **__: 0)
+    jax = SimpleNamespace(
+        jit=lambda call: call,
+        random=random,
+        numpy=numpy,
+        devices=lambda: [SimpleNamespace(device_kind="none")],
+        __version__="0",
+    )
+    rotation = SimpleNamespace(rotate=None)
+    for name, module in (("jax", jax), ("jax.numpy", numpy), ("ropewalk.jax", rotation)):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(jax_rotate, "error_at", lambda *_: 1e-8)
+    monkeypatch.setattr(jax_rotate, "seconds", lambda call, *args: 1e-4 if len(args) == 2 else 4e-4)
+    rows = list(jax_rotate.measure(jax_rotate.SMALL))
+    assert [row["positions"] for row in rows] == ["[S]", "[B, S]"]
+    for row in rows:
+        assert (row["us"], row["us_add_one"], row["percent_of_add_one"]) == (400.0, 100.0, 25.0)

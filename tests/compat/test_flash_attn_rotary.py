@@ -190,8 +190,9 @@ def test_the_module_rotates_queries_and_pairs_of_keys_and_values(q_len):
         ({}, {"max_seqlen": 30}, 15),
         ({"xpos_center": 11}, {}, 11),
         ({"xpos_center": 11}, {"seqlen_offset": 6}, 11),
+        ({"xpos_center": -3}, {}, -3),
     ],
-    ids=["own_length", "longest", "given", "given_and_offset"],
+    ids=["own_length", "longest", "given", "given_and_offset", "before_the_start"],
 )
 @pytest.mark.parametrize("pairs", [False, True], ids=["qkv", "q_and_kv"])
 def test_xpos_multiplies_queries_by_its_factor_and_divides_keys_by_it(given, call, center, pairs):

@@ -389,3 +389,22 @@ def test_a_stream_has_no_advice_if_every_loss_may_rise():
         "One of these, lowest loss first: alibi (+0.049 ± 0.000), rope (+0.049 ± 0.000).",
         "loss at 32 minus loss at 8, at most +0.05",
     )
+
+
+@pytest.mark.parametrize(("spread", "advised"), [(0.005, True), (0.04, False)])
+def test_a_rise_counts_with_two_standard_errors_of_it(spread, advised):
+    """The mean rise is 0.03 nats; its windows are `spread` above and below it."""
+    near = np.array([1.0, 1.2, 1.4, 1.6])
+    rise = 0.03 + spread * np.array([1, -1, 1, -1])
+    error = spread * np.sqrt(4 / 3) / 2  # of four windows, with n - 1
+    rows = [
+        row("loss", near, model="alibi", seed=0, length=8),
+        row("loss", near + rise, model="alibi", seed=0, length=32),
+    ]
+    advice, _ = _stream(StudyResult(rows, {"study": "encodings"}, Findings()))
+    assert (0.03 + 2 * error <= 0.05) == advised
+    assert advice == (
+        f"One of these, lowest loss first: alibi (+0.030 ± {error:.3f})."
+        if advised
+        else "None of those measured."
+    )

@@ -76,6 +76,24 @@ def test_the_longest_working_length_is_the_one_before_the_first_failure():
     assert passkey._reach({96: 1.0, 192: None}) == "96"
 
 
+def test_pass_keys_stand_beside_published_ones_at_twice_the_trained_length():
+    found = {"none": [1, 0, 0, 0], "linear": [1, 1, 0, 0], "yarn": [1, 1, 1, 0]}
+    rows = found_rows(1e4, 0, 96, [[1, 1, 1, 1]])
+    for length in (192, 384):
+        for method, values in found.items():
+            hits = values if length == 192 else [0, 0, 0, 0]
+            fields = {"base": 1e4, "method": method, "seed": 0, "depth": 0.5}
+            rows.append(row("found", hits, length=length, **fields))
+    ours = passkey.findings(rows, {}).ours["drope-needle"]
+    assert ours.columns == ("pass keys at 192",)
+    assert ours.cells == {
+        "RoPE": ("25.0 %",),
+        "PI": ("50.0 %",),
+        "NTK": ("-",),
+        "YaRN": ("75.0 %",),
+    }
+
+
 def test_a_relative_encoding_whose_logits_change_fails_the_claim_and_is_named():
     rows = [
         row("moved", [1e-6], model="rope", shift=5, seed=0),

@@ -357,6 +357,20 @@ def test_images_are_tested_with_a_seed_that_no_training_has(monkeypatch, trainin
         }
 
 
+@pytest.mark.parametrize(
+    ("encoding", "sides"), [("learned", [2, 4]), ("rope", [2, 4, 6]), ("rope_2d", [2, 4, 6])]
+)
+def test_learned_positions_are_tested_up_to_the_size_of_the_training(
+    encoding, sides, monkeypatch, trainings
+):
+    monkeypatch.setattr(multimodal, "wrong", lambda *_: np.zeros(2))
+    sizes = {"side": 4, "sides": [2, 4, 6], "batch": 8, "steps": 6, "count": 20}
+    rows = multimodal.measure(
+        WORKSPACE, encoding=encoding, seed=1, preset="mlm", changes=[], **sizes
+    )
+    assert [each["side"] for each in rows] == sides
+
+
 def test_an_answer_is_wrong_if_another_colour_is_likelier():
     class Knows(torch.nn.Module):
         def forward(self, tokens, positions=None):

@@ -61,6 +61,22 @@ def test_bases_are_compared_at_the_shortest_and_at_the_longest_length():
     assert found.ours["base-ablation"].cells["100"] == ("2.000 ± 0.000", "50.0% ± 0.0%")
 
 
+def test_bases_are_also_compared_at_the_length_after_the_trained_one():
+    losses = {(100.0, 8): 2.0, (100.0, 16): 3.0, (100.0, 64): 7.0}
+    losses |= {(1e4, 8): 1.0, (1e4, 16): 3.5, (1e4, 64): 5.0}
+    rows = [
+        each
+        for (theta, length), mean in losses.items()
+        for each in seeds("loss", mean, base=theta, length=length)
+    ]
+    by_use = STUDIES["base"].findings(rows, {}).tables[1]
+    assert by_use.columns == ("base", "short, as trained", "long, twice that", "extrapolation, 8x")
+    assert by_use.rows == [
+        ("100", "+1.000", "+0.000", "+2.000"),
+        ("10,000", "+0.000", "+0.500", "+0.000"),
+    ]
+
+
 def test_kinds_of_frequencies_have_a_table_for_each_text_and_one_of_alpha():
     means = {("geometric", "prose"): 2.0, ("linear", "prose"): 3.0, ("learned", "prose"): 1.0}
     means |= {(name, "stdlib"): mean - 0.5 for (name, _), mean in means.items()}

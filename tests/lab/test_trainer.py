@@ -436,6 +436,43 @@ def test_the_speed_is_of_the_tokens_of_all_rows(tmp_path, monkeypatch):
         assert row["tokens_per_second"] == pytest.approx(expected, abs=0.1)
 
 
+def test_evaluations_and_checkpoints_are_not_counted_as_training(tmp_path, monkeypatch):
+    """By a clock on which a step takes a second, an evaluation 100 and a checkpoint 10,000."""
+    now = [0]
+
+    def takes(seconds, call):
+        def timed(*arguments, **keywords):
+            now[0] += seconds
+            return call(*arguments, **keywords)
+
+        return timed
+
+    monkeypatch.setattr(
+        "ropewalk_lab.trainer.time", SimpleNamespace(perf_counter=lambda: float(now[0]))
+    )
+    trainer = tiny_trainer(
+        tmp_path,
+        evaluate=takes(100, lambda t: {}),
+        settings=tiny_settings(log_every=2, save_every=3, evaluate_every=4),
+    )
+    trainer.take_step = takes(1, trainer.take_step)
+    trainer.save = takes(10_000, trainer.save)
+    trainer.run()
+    rows = [row for row in trainer.log.rows() if "seconds" in row]
+    assert [(row["step"], row["seconds"]) for row in rows] == [
+        (2, 2),
+        (3, 1),  # a checkpoint follows
+        (4, 1),  # an evaluation follows
+        (6, 2),
+        (8, 2),
+        (9, 1),
+    ]
+    tokens = {2: 2 * 12, 3: 12, 4: 12, 6: 12 + 16, 8: 2 * 16, 9: 16}
+    for row in rows:
+        expected = 4 * tokens[row["step"]] / row["seconds"]  # four rows a step
+        assert row["tokens_per_second"] == pytest.approx(expected)
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True

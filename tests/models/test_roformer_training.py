@@ -46,6 +46,17 @@ def test_a_new_head_keeps_the_mode_of_the_model(training):
     assert {part.training for part in model.with_head("classification").modules()} == {training}
 
 
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_new_head_recomputes_its_layers_if_the_model_does(saves):
+    """In training a layer is called again in the backward pass."""
+    model = RoFormer(RoFormerConfig(**SIZES)).train()
+    model.gradient_checkpointing = saves
+    calls = []
+    model.layers[0].register_forward_pre_hook(lambda *_: calls.append(None))
+    model.with_head("classification")(torch.tensor([[3, 5]])).sum().backward()
+    assert len(calls) == (2 if saves else 1)
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_a_new_head_begins_as_in_a_new_model(head):
     """Normal weights of the config's deviation, and no bias; torch's own linear layers begin
