@@ -1088,6 +1088,7 @@ def test_keys_of_a_rope_that_is_not_described_are_compared_with_the_published_on
         "max_position_embeddings": 262144,
         "rope_theta": 5000000,
         "swa_rope_theta": 10000,
+        "partial_rotary_factor": 0.334,
     }
     assert rw.doctor(right).corrected is None
     found = rw.doctor({**right, "rope_theta": 10000, "swa_rope_theta": 5000000})
