@@ -549,7 +549,7 @@ def test_mlx_reads_the_whole_config_of_a_text_model_and_not_its_text_config():
     assert _read("vllm", config).problem == (
         "refused: the text_config of a text model is an object without the keys that vLLM needs"
     )
-    assert (_read("hf", config).problem or "").startswith("not known")
+    assert (_read("hf", config).problem or "").startswith("refused: the text_config")
     alone = {"model_type": "cohere", "text_config": inside}
     assert _read("mlx-lm", alone).problem == ("not known: the widths that the class has by default")
     needy = {**inside, "model_type": "qwen3"}
