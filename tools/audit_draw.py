@@ -52,6 +52,8 @@ NOT_RUN = (
     "no weights",
     "not supported on CPU",
     "not compiled with CUDA",
+    "Cannot access accelerator device",
+    "is supported only for CUDA",
     # a small checkpoint whose sizes llama.cpp takes for those of another model
     "check_tensor_dims",
     "wrong number of tensors",

@@ -537,7 +537,7 @@ def test_servers_do_not_slow_a_proportional_rope():
 
 
 #: model types that transformers has code for and no rules file lists
-UNKNOWN = ("jamba",)
+UNKNOWN = ("falcon_mamba",)
 ERNIE = {
     "model_type": "ernie4_5_vl_moe_text",
     "hidden_size": 256,

@@ -63,7 +63,7 @@ def test_a_seed_gives_the_same_configs_and_another_seed_others(tools):
             "right error",
         ),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": None}}, ROPE, "wrong"),
-        ({"model_type": "jamba"}, ROPE, "not known"),
+        ({"model_type": "step3p5"}, ROPE, "not known"),
         ({"rope_theta": -1.0}, "ValueError: an error", "right error"),
         ({"_class_name": "FluxTransformer2DModel"}, ROPE, "refused"),
     ],
@@ -219,6 +219,11 @@ def _is_run(finding, run, layer):
         ({"model_type": "flint"}, {"full_attention": 0, "sliding_attention": 2}),
         ({"model_type": "flint", "num_hidden_layers": 3}, {"full_attention": 0}),
         ({"model_type": "zaya"}, {"hybrid": 0}),
+        ({"model_type": "laguna"}, {"full_attention": 0}),
+        (
+            {"model_type": "mimo_v2_flash", "hybrid_layer_pattern": [0, 1]},
+            {"full_attention": 0, "sliding_attention": 1},
+        ),
     ],
 )
 def test_a_layer_type_is_compared_at_a_layer_that_has_it(tools, config, layers):

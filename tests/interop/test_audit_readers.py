@@ -337,8 +337,8 @@ def test_only_olmo_3_has_a_theta_that_its_sliding_layers_do_not_read():
 
 
 def test_a_finding_in_words_has_the_reason_or_the_difference():
-    new = audit({**SIZES, "model_type": "jamba", "rope_theta": 1e4})
-    line = "vLLM: not known: how vLLM builds the rope of jamba"
+    new = audit({**SIZES, "model_type": "falcon_mamba", "rope_theta": 1e4})
+    line = "vLLM: not known: how vLLM builds the rope of falcon_mamba"
     assert line in str(new)
     assert in_one_line(new.of("vllm")[0]) == line.replace(":", " at 16384 tokens:", 1)
     result = audit(

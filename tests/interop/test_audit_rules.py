@@ -532,3 +532,52 @@ def test_a_model_of_diffusers_is_refused():
         RopeError, match="_class_name: must not be in the config: none of these engines"
     ):
         audit({"_class_name": "FluxTransformer2DModel", "max_position_embeddings": 512})
+
+
+def _read(engine, config, layer_type="full_attention"):
+    found = audit(config, length=64, records={}).of(engine)
+    return next(finding for finding in found if finding.layer_type == layer_type)
+
+
+def test_mlx_reads_the_whole_config_of_a_text_model_and_not_its_text_config():
+    keys = {"head_dim": 64, "hidden_size": 128, "num_attention_heads": 2}
+    around = {"model_type": "cohere", "max_position_embeddings": 4096, **keys}
+    inside = {**around, "rope_theta": 100_000.0}
+    config = {**around, "rope_theta": 1_000.0, "text_config": inside}
+    assert _read("mlx-lm", config).radians[1] == pytest.approx(1_000 ** (-1 / 32))
+    assert _read("sglang", config).radians[1] == pytest.approx(1_000 ** (-1 / 32))
+    assert _read("vllm", config).problem == (
+        "refused: the text_config of a text model is an object without the keys that vLLM needs"
+    )
+    assert (_read("hf", config).problem or "").startswith("refused: the text_config")
+    alone = {"model_type": "cohere", "text_config": inside}
+    assert _read("mlx-lm", alone).problem == ("not known: the widths that the class has by default")
+    needy = {**inside, "model_type": "qwen3"}
+    assert _read("mlx-lm", {"model_type": "qwen3", "text_config": needy}).problem == (
+        "refused: hidden_size must be given beside text_config"
+    )
+
+
+def test_llama_4_rotates_by_the_index_of_a_layer_in_mlx():
+    needed = dict.fromkeys(ENGINES["mlx-lm"].needs["llama4"], 1)
+    text = {
+        **needed,
+        "model_type": "llama4_text",
+        "hidden_size": 128,
+        "num_attention_heads": 2,
+        "head_dim": 64,
+        "rope_theta": 500_000.0,
+        "rope_scaling": None,
+        "max_position_embeddings": 4096,
+        "num_hidden_layers": 4,
+    }
+    for layers, rotates in (([0, 0, 0, 0], True), ([0, 0, 0, 1], False), ([1, 1, 1, 0], True)):
+        config = {"model_type": "llama4", "text_config": {**text, "no_rope_layers": layers}}
+        finding = _read("mlx-lm", config)
+        assert finding.problem is None
+        assert any(finding.radians) is rotates
+    # by layers that do not rotate in transformers the two differ
+    found = _read(
+        "mlx-lm", {"model_type": "llama4", "text_config": {**text, "no_rope_layers": [0] * 4}}
+    )
+    assert not found.agrees

@@ -29,7 +29,7 @@ from typing import Any
 from ropewalk.config import file as config_file
 from ropewalk.config.families import family_of
 from ropewalk.config.hf import Explanation, read_specs
-from ropewalk.engines.case import OUTER_ARCHITECTURES, OUTER_TYPE, ServedLayer
+from ropewalk.engines.case import OUTER_ARCHITECTURES, OUTER_CONFIG, OUTER_TYPE, ServedLayer
 from ropewalk.engines.difference import Difference, Rotation, compare
 from ropewalk.engines.operations import length_problem
 from ropewalk.engines.reading import EngineReading, EngineRule
@@ -245,6 +245,9 @@ def audit(
         outside[UNREAD_PART] = _unread_part(loaded)
         if "architectures" in loaded:
             outside[OUTER_ARCHITECTURES] = loaded["architectures"]
+        if _is_in_itself(loaded):
+            parts = config_file.TEXT_PARTS
+            outside[OUTER_CONFIG] = {key: loaded[key] for key in loaded if key not in parts}
         # rules are about the text model, and find keys of the whole config under these names
         text = {**text, **outside, OUTER_TYPE: loaded.get("model_type")}
     if DIFFUSERS_KEY in text:
@@ -294,6 +297,15 @@ def _unread_part(config: Mapping[str, Any]) -> str | None:
     if is_known and parts[0] in ("llm_config", "language_config"):
         return f"a text model under {parts[0]}"
     return None
+
+
+def _is_in_itself(config: Mapping[str, Any]) -> bool:
+    """Return whether the text_config of a config has the model_type of the whole config, though it
+    is that of a text model.
+    """
+    part, name = config.get("text_config"), config.get("model_type")
+    is_text = name in ENGINES[REFERENCE].families and name not in ENGINES[REFERENCE].text_types
+    return isinstance(part, Mapping) and is_text and part.get("model_type") == name
 
 
 class _Question:
@@ -380,6 +392,8 @@ class _Question:
             return EngineReading(case, release.read).fail(
                 f"not known: what the class does with {part}"
             )
+        if (whole := self.original.get(OUTER_CONFIG)) is not None:
+            return self._read_around(whole, engine, layer_type, length)
         written = replace(self.cases[layer_type], config=self.original, length=length)
         if (problem := length_problem(release, written, self.releases)) is not None:
             return EngineReading(written, release.read).fail(problem)
@@ -421,9 +435,9 @@ class _Question:
         taken, notes = release.take(original, self.why, same)
         if isinstance(taken, str):
             return failed(taken)
-        if left_out:
-            return failed(left_out)
         reading = reading_of(taken)
+        if left_out and len(reading.unrotated_pairs) < reading.spec.pairs:  # some pair rotates
+            return failed(left_out)
         if reading.problem is None:
             rope = ServedLayer(reading.spec, self.original, layer_type, 1, 1).rope_with_nulls
             # the rules were applied to placeholders of values that no scaling accepts
@@ -434,6 +448,32 @@ class _Question:
                 return failed(f"not known: {error}")
         reading.rules[:0] = notes
         return reading
+
+    def _read_around(
+        self, whole: Mapping[str, Any], engine: str, layer_type: str, length: int
+    ) -> EngineReading:
+        """Return what the rules of an engine say about a config whose text_config has the model_type
+        of the whole config; `whole` is the config without it.
+        """
+        release = self.releases[engine]
+        reading = EngineReading(replace(self.cases[layer_type], length=length), release.read)
+        how = release.code.get("text_config", "not known: what the class does with text_config")
+        if how != "not read":
+            return reading.fail(how)
+        case = replace(reading.case, config=whole)
+        if (problem := release.has_no_model(case, self.releases)) is not None:
+            return problem
+        needed = [key for key in release.needs.get(case.model_type or "", ()) if key not in whole]
+        if needed:
+            return reading.fail(f"refused: {needed[0]} must be given beside text_config")
+        if not any(key in whole for key in ("hidden_size", "head_dim", "qk_rope_head_dim")):
+            return reading.fail("not known: the widths that the class has by default")
+        around = _Question(whole, self.limit, self.length, self.releases)
+        if layer_type not in around.cases:
+            return reading.fail("not known: another set of layer types")
+        found = around.read(engine, layer_type, length)
+        found.add_rule("text_config", "not read", "the family's file in models")
+        return found
 
     def _apply(self, release: Release, case: ServedLayer, length: int) -> EngineReading:
         """Return what the rules of a release say about a case at a length."""
@@ -465,6 +505,9 @@ def _unrotated(asked: _Question, length: int) -> Iterator[EngineFinding]:
             case = ServedLayer(spec, asked.original, layer_type, length, length)
             refused = release.has_no_model(case, asked.releases)
             problem = None if refused is None else refused.problem
+            if problem is None and case.model_type in release.lists.get("rotate_anyway", ()):
+                yield _rotated_anyway(asked, engine, layer_type, length)
+                continue
             # `read_unrotated`: the families of which it was read that such layers do not rotate
             if problem is None and case.model_type not in release.lists.get("read_unrotated", ()):
                 problem = f"not known: whether {release.title} rotates a layer of this config"
@@ -486,6 +529,18 @@ def _unrotated(asked: _Question, length: int) -> Iterator[EngineFinding]:
                 date=release.read,
                 evidence=f"{known}, {release.title} {release.version}",
             )
+
+
+def _rotated_anyway(asked: _Question, engine: str, layer_type: str, length: int) -> EngineFinding:
+    """Return the finding for an engine that does not read `no_rope_layers`, by which no layer
+    rotates, and rotates layers by their index.
+    """
+    text = {key: value for key, value in asked.original.items() if key != "no_rope_layers"}
+    read = _Question(text, asked.limit, asked.length, asked.releases)
+    reading = read.read(engine, "full_attention", length)
+    finding = _of_rules(engine, asked.releases[engine], reading, None, layer_type, length)
+    pairs = len(finding.radians)
+    return _compared(finding, Rotation((0.0,) * pairs, 1.0, (0,) * pairs), length)
 
 
 def _refused_as_a_whole(findings: list[EngineFinding]) -> tuple[EngineFinding, ...]:
@@ -548,7 +603,7 @@ def _findings(
     text = {
         key: value
         for key, value in asked.text.items()
-        if key not in (OUTER_TYPE, OUTER_ARCHITECTURES, UNREAD_PART)
+        if key not in (OUTER_TYPE, OUTER_ARCHITECTURES, OUTER_CONFIG, UNREAD_PART)
     }
     # the name of the config in the records. A record of the config as `from_hf` would read it says
     # nothing of one that `from_hf` refuses

@@ -23,6 +23,9 @@ from ropewalk.spec import RopeSpec
 #: text model is a part of
 OUTER_TYPE = "model_type_outside"
 OUTER_ARCHITECTURES = "architectures_outside"
+#: the key under which `audit` puts the rest of a config whose text_config has the config's own
+#: model_type: the class of a text model may read either
+OUTER_CONFIG = "config_outside"
 #: the config key of the trained length
 TRAINED = "original_max_position_embeddings"
 #: the config keys of the served length, and of the fraction of the head that rotates

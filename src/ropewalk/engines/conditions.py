@@ -82,10 +82,21 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "no full layer": lambda reading: (
         "full_attention" not in (declared_types(reading.case.config) or ("full_attention",))
     ),
+    "a layer type other than full and sliding attention": lambda reading: (
+        reading.case.layer_type not in ("full_attention", "sliding_attention")
+    ),
+    "no sliding layer": lambda reading: (
+        "sliding_attention" not in (declared_types(reading.case.config) or ("sliding_attention",))
+    ),
     "a layer type without a rope": lambda reading: any(
         rope is None for rope in (reading.case.config.get("rope_parameters") or {}).values()
     ),
     # ropes by layer type, of which one that a layer has is absent or null
+    "a hybrid layer lacks its rope": lambda reading: any(
+        "rope_theta" not in ((reading.case.config.get("rope_parameters") or {}).get(name) or {})
+        for name in {*declared_types(reading.case.config)} or {"hybrid"}
+    ),
+    "swa_rope_theta is null": lambda reading: reading.case.config.get("swa_rope_theta", 0) is None,
     "a layer type lacks its rope": lambda reading: _lacks_a_rope(reading.case),
     # a rope beside the text model has a scaling that is computed with a served length
     "scaled by a length outside": lambda reading: (
@@ -144,6 +155,10 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "rotary_dim is null": lambda reading: reading.case.config.get("rotary_dim", 0) is None,
     "head_dim is not the rotated width": lambda reading: (
         reading.case.value("config.head_dim") not in (None, reading.case.head_dim)
+    ),
+    "head_dim is not that of query and key": lambda reading: (
+        reading.case.value("config.head_dim")
+        not in (None, reading.case.head_dim + (reading.case.config.get("qk_nope_head_dim") or 0))
     ),
     # a rope of the image tower with a scaling that is computed with a served length, which it lacks
     "vision rope without a length": lambda reading: bool(

@@ -255,6 +255,13 @@ class Release:
                 and row.get("three", has_three_sections(config)) == has_three_sections(config)
                 and ("name" not in row or row["name"] == name_of(config.get("rope_scaling") or {}))
                 and not _has_name(config, row.get("not_names", ()))
+                and all(
+                    key in (config.get("rope_scaling") or {}) for key in row.get("scaling_keys", ())
+                )
+                and (
+                    "rope_lacks" not in row
+                    or any(row["rope_lacks"] not in rope for rope in all_ropes(config))
+                )
                 and ("names" not in row or _has_name(config, row["names"]))
                 and not (row.get("no_rope") and any(config.get(key) for key in ROPES))
                 and ("given" not in row or config.get(row["given"]) is not None)
@@ -497,6 +504,18 @@ def _release(
             **(base.served if base else {}),
             **{name: row["length"] for row in text.get("served", []) for name in row["families"]},
         }
+        if "types" in text:
+            own["types"] = tuple(
+                {
+                    **row,
+                    **{
+                        key: _names(row[key], lists)
+                        for key in ("families", "not_families")
+                        if key in row
+                    },
+                }
+                for row in text["types"]
+            )
         families = frozenset(_names(text.get("families", []), lists))
         unread = tuple(
             {**_with_families(row, lists), "reason": reason}

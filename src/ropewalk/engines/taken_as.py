@@ -597,6 +597,17 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "no rope_scaling": without("rope_scaling"),
     "a rope of full layers": _by_layer_type,
     "numbers": with_numbers,
+    "integers instead of their texts": lambda config: with_places(
+        config,
+        lambda place: {
+            **place,
+            **{
+                key: int(place[key])
+                for key in ("rope_theta",)
+                if isinstance(place.get(key), str) and place[key].isdigit()
+            },
+        },
+    ),
     "ten times the theta": _other_theta,
     "complete": _complete,
     "linear by 7": lambda config: with_ropes(config, _scaled(7.0)),
@@ -611,6 +622,9 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     # linear beside yarn: transformers' class adds the trained length to a rope of type yarn, which
     # the engine would read, and adds nothing to linear
     "linear with its keys where the name is unknown": _if(has_unknown_name, _named("linear")),
+    "default with its keys where there is no name": _if(
+        has_no_name, lambda rope: {"rope_type": "default", **rope}
+    ),
     "linear with its keys where there is no name": _if(
         has_no_name, lambda rope: {"rope_type": "linear", **rope}
     ),
@@ -662,6 +676,7 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
         config,
         lambda rope: {key: "default" if value == "mrope" else value for key, value in rope.items()},
     ),
+    "linear by 7 instead of mrope": _if(lambda rope: name_of(rope) == "mrope", _scaled(7.0)),
     "one section": lambda config: _one_section(config),
     "sections of the class, time has the rest": lambda config: _with_sections(
         _sections_of_the_class(config), _time_has_the_rest

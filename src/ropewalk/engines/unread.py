@@ -387,6 +387,7 @@ OTHER = {
     "scaling without a number that it needs": "linear by 7",
     "null instead of a number that a scaling needs": "linear by 7",
     "longrope with factors for another number of pairs": "linear by 7",
+    "rope_type mrope in a text model": "linear by 7 instead of mrope",
 }
 
 

@@ -61,7 +61,11 @@ COMPRESSED = {
     128: "heavily_compressed_attention",
 }
 #: {family: {layer type: its first layer without `layer_types`}}; other types have no layer then
-FIRST_LAYERS = {"flint": {"full_attention": 0, "sliding_attention": 2}, "zaya": {"hybrid": 0}}
+FIRST_LAYERS = {
+    "flint": {"full_attention": 0, "sliding_attention": 2},
+    "laguna": {"full_attention": 0},
+    "zaya": {"hybrid": 0},
+}
 #: such families whose first layer has full attention, and the second has not
 FULL_FIRST = ("modernbert", "modernbert-decoder")
 #: relative difference of two frequencies, or of two magnitudes, that is rounding in float32
@@ -180,6 +184,8 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
     first_layers = {}
     if not declared and isinstance(ratios := text.get("compress_ratios"), list):
         declared = [COMPRESSED.get(ratio, "") for ratio in ratios]
+    if not declared and isinstance(kinds := text.get("hybrid_layer_pattern"), list):  # of MiMo
+        declared = ["sliding_attention" if kind == 1 else "full_attention" for kind in kinds]
     if not declared and (firsts := FIRST_LAYERS.get(str(text.get("model_type")))):
         # the last layer has no window
         last = (text.get("num_hidden_layers") or 10**6) - 1
