@@ -88,6 +88,12 @@ def models() -> tuple[dict[str, Any], ...]:
     return tuple(json.loads(TABLE.read_text(encoding="utf-8"))["models"])
 
 
+@cached("published ropes by model type", entries=64)
+def models_of(model_type: str | None) -> tuple[dict[str, Any], ...]:
+    """Return the rows of the table whose models have a model type."""
+    return tuple(row for row in models() if model_type in row["model_types"])
+
+
 def rows_of_any_length(case: Examination) -> list[dict[str, Any]]:
     """Return the rows of the published models with the sizes of a config, whatever its lengths are.
     One with another vocabulary is a model of its own.
@@ -111,12 +117,11 @@ def _rows_with(case: Examination, names: tuple[str, ...]) -> list[dict[str, Any]
         return []
     return [
         row
-        for row in models()
+        for row in models_of(case.model_type)
         # the config of a "brief" model leaves sizes to its class
         if all(
             row[name] == size or (size is None and row.get("brief")) for name, size in sizes.items()
         )
-        and case.model_type in row["model_types"]
         and (not inside or row.get("inside"))
         and (not row.get("only_named") or _is_named(case, row))
         # keys that the config does not have do not tell models apart
@@ -329,7 +334,7 @@ def theta_of_family(case: Examination, row: Mistake) -> Facts | None:
     its family and its vocabulary have one other theta: the weights may come from one of them.
     """
     vocabulary = case.text.get("vocab_size")
-    family = [each for each in models() if case.model_type in each["model_types"]]
+    family = models_of(case.model_type)
     family = [each for each in family if each["vocab_size"] == vocabulary]
     known = {theta for each in family for theta in each["theta"]}
     if theta_of(case) != LOST_THETA or rows_of_any_length(case) or len(known) != 1:
@@ -417,7 +422,7 @@ def theta_differs(case: Examination, row: Mistake) -> Facts | None:
     facts = {**_theta_facts(case, theta, known), "length": case.served}
     facts |= {"factor": case.factor, "type": case.rope_type}
     if kind == "copied":  # the models to name are those with this theta, at most two
-        family = [each for each in models() if case.model_type in each["model_types"]]
+        family = models_of(case.model_type)
         others = [each for each in family if theta in each["theta"]][:2]
     return {**facts, "other": ", ".join(each["name"] for each in others)}
 
@@ -780,7 +785,7 @@ def is_copied(case: Examination) -> bool:
     """Return whether the scaling of a config is that of other models of its family, and was not
     chosen for this model.
     """
-    family = [each for each in models() if case.model_type in each["model_types"]]
+    family = models_of(case.model_type)
     known = [each["scaling"] for each in family if "scaling" in each]
     rope, given = case.flat() or {}, {"rope_type": case.rope_type, "factor": case.factor}
     # all that have a scaling have this one, and the config serves a length of the family
@@ -860,10 +865,12 @@ def local_theta_differs(case: Examination, row: Mistake) -> Facts | None:
     window, than the published one.
     """
     rows = [each for each in rows_of(case) if "local_theta" in each]
+    if not rows or len(case.family.layer_thetas) < 2:
+        return None
     # the layer type, and what the family says about its theta
-    name, theta = next(iter([*case.family.layer_thetas.items()][1:]), (None, None))
+    name, theta = [*case.family.layer_thetas.items()][1]
     spec = (case.specs() or {}).get(name)
-    if not rows or spec is None or theta is None:
+    if spec is None:
         return None
     if spec.theta in [each["local_theta"] for each in rows]:
         return None

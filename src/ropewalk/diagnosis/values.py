@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 from ropewalk.config import keys
 from ropewalk.diagnosis.case import Examination, Facts, number_of, positive, type_of, whole

@@ -36,14 +36,14 @@ from ropewalk.engines.reading import EngineReading, EngineRule
 from ropewalk.engines.recorded import Record, digest
 from ropewalk.engines.recorded import load as load_records
 from ropewalk.engines.rope_faults import ROPES, all_ropes, name_of
-from ropewalk.engines.rules import Release, newest
+from ropewalk.engines.rules import PackageReleases, Release
 from ropewalk.engines.unread import NO_LAYER_TYPE, REASONS, put_back, readable, reasons, usual
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Dynamic
 from ropewalk.spec import RopeSpec
 
 #: the newest release of every engine whose rules are in the package, the reference first
-ENGINES: dict[str, Release] = newest()
+ENGINES: Mapping[str, Release] = PackageReleases()
 REFERENCE = "hf"
 #: the key under which `audit` puts what `_unread_part` returns
 UNREAD_PART = "unread_part"

@@ -20,6 +20,7 @@ Words of this module:
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -36,6 +37,8 @@ from ropewalk.engines.unread import OTHER, REASONS, USUAL, usual
 from ropewalk.errors import RopeError
 
 FOLDER = Path(__file__).parent / "rules"
+#: the line of a rules file that names its engine
+ENGINE_LINE = re.compile(r'^engine = "([^"]*)"', re.MULTILINE)
 #: the scalings whose rules are in the files
 SCALINGS_READ = [
     "default",
@@ -430,31 +433,80 @@ def _has_name(config: Mapping[str, Any], names: Iterable[str]) -> bool:
     return any(name_of(rope) in [*names] for rope in all_ropes(config))
 
 
-def load(*folders: Path) -> dict[str, dict[str, Release]]:
+def load(*folders: Path, engine: str | None = None) -> dict[str, dict[str, Release]]:
     """Return {engine: {version: its release}} of the rules files in the package and in `folders`,
-    the newest release first.
+    the newest release first; of one `engine` alone, if it is given.
     """
     found: dict[str, dict[str, Release]] = {}
     texts = [
-        (path, tomllib.loads(path.read_text(encoding="utf-8")))
-        for folder in (FOLDER, *folders)
-        for path in sorted(folder.glob("*.toml"))
+        (path, tomllib.loads(text))
+        for path, text in _texts(*folders)
+        if engine is None or _engine_of(text) == engine
     ]
     # a release that extends another one is read after it
     for path, text in sorted(texts, key=lambda each: "extends" in each[1]):
         release = _release(path, text, found)
         found.setdefault(release.engine, {})[release.version] = release
-    order = {"hf": 0, "vllm": 1, "sglang": 2, "mlx-lm": 3, "llama.cpp": 4}
     return {
-        engine: dict(sorted(found[engine].items(), key=lambda each: _order(each[0]), reverse=True))
-        for engine in sorted(found, key=lambda name: (order.get(name, len(order)), name))
+        name: dict(sorted(found[name].items(), key=lambda each: _order(each[0]), reverse=True))
+        for name in _sorted(found)
     }
+
+
+def _texts(*folders: Path) -> list[tuple[Path, str]]:
+    """Return (path, its text) of the rules files in the package and in `folders`."""
+    paths = [path for folder in (FOLDER, *folders) for path in sorted(folder.glob("*.toml"))]
+    return [(path, path.read_text(encoding="utf-8")) for path in paths]
+
+
+def _engine_of(text: str) -> str:
+    """Return the engine that a rules file names, without parsing the whole file; "" if none."""
+    found = ENGINE_LINE.search(text)
+    return "" if found is None else found[1]
+
+
+def _sorted(engines: Iterable[str]) -> list[str]:
+    """Return the names of engines, the reference first, those of other folders last."""
+    order = ("hf", "vllm", "sglang", "mlx-lm", "llama.cpp")
+    return sorted(engines, key=lambda name: (order.index(name) if name in order else 5, name))
+
+
+class PackageReleases(Mapping[str, "Release"]):
+    """The newest release of every engine of the package, the reference first. The rules of an engine
+    are read when they are first asked for.
+    """
+
+    def __getitem__(self, engine: str) -> Release:
+        """Return the newest release of an engine."""
+        if engine not in self._names():
+            raise KeyError(engine)
+        return _newest(engine)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of the engines."""
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        """Return how many engines there are."""
+        return len(self._names())
+
+    @staticmethod
+    @cached("engines", entries=1)
+    def _names() -> list[str]:
+        """Return the names of the engines that have a rules file."""
+        return _sorted({_engine_of(text) for _, text in _texts()})
 
 
 @cached("rules of engines", entries=8)
 def newest(*folders: Path) -> dict[str, Release]:
-    """Return the newest release of every engine, the reference first."""
+    """Return the newest release of every engine, the reference first, with those in `folders`."""
     return {engine: next(iter(releases.values())) for engine, releases in load(*folders).items()}
+
+
+@cached("rules of one engine", entries=8)
+def _newest(engine: str) -> Release:
+    """Return the newest release of an engine of the package."""
+    return next(iter(load(engine=engine)[engine].values()))
 
 
 def _order(version: str) -> list[int]:
