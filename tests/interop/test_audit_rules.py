@@ -581,3 +581,79 @@ def test_llama_4_rotates_by_the_index_of_a_layer_in_mlx():
         "mlx-lm", {"model_type": "llama4", "text_config": {**text, "no_rope_layers": [0] * 4}}
     )
     assert not found.agrees
+
+
+def test_dbrx_has_its_theta_in_its_attention():
+    config = {
+        "model_type": "dbrx",
+        "d_model": 64,
+        "n_heads": 4,
+        "n_layers": 1,
+        "max_seq_len": 2048,
+        "attn_config": {"rope_theta": 5e4},
+    }
+    assert one(config, "vllm").radians[1] == pytest.approx(5e4 ** (-1 / 8))
+
+
+@pytest.mark.parametrize("engine", ["hf", "vllm", "sglang"])
+def test_a_window_that_is_a_text_is_refused(engine):
+    config = {"model_type": "mistral", **SIZES, "sliding_window": "4096"}
+    with pytest.raises(Exception, match="sliding_window"):
+        AutoConfig.for_model(**copy.deepcopy(config))
+    assert one(config, engine).problem.startswith("refused")
+    assert one({**config, "sliding_window": None}, engine).problem is None
+
+
+@pytest.mark.parametrize(
+    ("written", "magnitude"), [({}, 1.2772589), ({"attention_factor": 1.0}, 1.0)]
+)
+def test_nested_ropes_of_deepseek_v4_have_the_magnitude_of_their_factor(written, magnitude):
+    main = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
+    yarn = {"factor": 16.0, "original_max_position_embeddings": 512, **written}
+    config = {
+        **SIZES,
+        "model_type": "deepseek_v4",
+        "head_dim": 64,
+        "num_key_value_heads": 1,
+        "layer_types": ["compressed_sparse_attention"],
+        "rope_parameters": {"main": main, "compress": {**main, **yarn, "rope_type": "yarn"}},
+    }
+    findings = {each.layer_type: each for each in audit(config).of("hf")}
+    assert findings["compress"].magnitude == pytest.approx(magnitude)
+
+
+@pytest.mark.parametrize(
+    ("engine", "keys", "says"),
+    [
+        ("sglang", {"model_type": "qwen3_next"}, "full_attention_interval"),
+        ("llama.cpp", {"model_type": "falcon_h1", "lm_head_multiplier": 1.0}, "multipliers"),
+        (
+            "llama.cpp",
+            {"model_type": "exaone_moe", "routed_scaling_factor": 1.0},
+            "scoring_func",
+        ),
+        ("llama.cpp", {"model_type": "dots1", "scoring_func": "noaux_tc"}, "scoring_func"),
+    ],
+)
+def test_keys_without_a_default_are_needed(engine, keys, says):
+    names = {
+        "qwen3_next": "Qwen3NextForCausalLM",
+        "falcon_h1": "FalconH1ForCausalLM",
+        "exaone_moe": "ExaoneMoEForCausalLM",
+        "dots1": "Dots1ForCausalLM",
+    }
+    config = {**SIZES, **keys, "architectures": [names[keys["model_type"]]]}
+    config["layer_types"] = ["full_attention"]
+    finding = one(config, engine)
+    assert finding.problem.startswith("refused")
+    assert says in finding.problem
+
+
+def test_every_second_layer_of_zaya_has_no_attention_in_sglang():
+    config = {**SIZES, "model_type": "zaya", "num_hidden_layers": 2}
+    config |= {"layer_types": ["hybrid", "hybrid_sliding"], "sliding_window": 64}
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    config["rope_parameters"] = {"hybrid": rope, "hybrid_sliding": rope}
+    findings = {each.layer_type: each for each in audit(config).of("sglang")}
+    assert findings["hybrid"].radians
+    assert not any(findings["hybrid_sliding"].radians)

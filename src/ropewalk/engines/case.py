@@ -182,8 +182,8 @@ class ServedLayer:
 
         path  "rope.KEY" of the rope, "config.KEY" of the text model, "either.KEY" of the rope or
               else of the text model, "v4.KEY" of `rope_scaling`, "v5.KEY" of `rope_parameters`,
-              "full.KEY" and "sliding.KEY" of the rope of these layers; "fraction" in any
-              spelling; or a property of the case, such as "rope_type"
+              "attn.KEY" of `attn_config`, "full.KEY" and "sliding.KEY" of the rope of these
+              layers; "fraction" in any spelling; or a property of the case, such as "rope_type"
         """
         place, _, key = path.partition(".")
         if place == "either":
@@ -200,6 +200,7 @@ class ServedLayer:
             "config": self.config,
             "v4": _object(self.config.get("rope_scaling")),
             "v5": _object(self.config.get("rope_parameters")),
+            "attn": _object(self.config.get("attn_config")),
             "full": _object(_object(self.config.get("rope_parameters")).get("full_attention")),
             "sliding": _object(
                 _object(self.config.get("rope_parameters")).get("sliding_attention")

@@ -190,6 +190,7 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     # attention, and the others have a sliding window
     "full by the period": lambda reading: all(_by_period(reading.case)),
     "sliding by the period": lambda reading: not any(_by_period(reading.case)),
+    "second layers alone": lambda reading: _are_second(reading.case),
     "no sixth layer": lambda reading: not any(_are_sixths(reading.case)),
     "sixth layers alone": lambda reading: all(_are_sixths(reading.case)),
     # with heads of 128 dimensions where the config does not say
@@ -298,6 +299,14 @@ def _are_sixths(case: ServedLayer) -> list[bool]:
         # layers of this type
         return [case.layer_type == "full_attention"]
     return [(i + 1) % 6 == 0 for i, name in enumerate(types) if name == case.layer_type]
+
+
+def _are_second(case: ServedLayer) -> bool:
+    """Return whether the layers of this type, by `layer_types`, are all the second, the fourth and
+    so on; False if there is none.
+    """
+    types = declared_types(case.config)
+    return case.layer_type in types and case.layer_type not in types[::2]
 
 
 def _is_fourth(index: int) -> bool:
