@@ -627,11 +627,6 @@ def test_nested_ropes_of_deepseek_v4_have_the_magnitude_of_their_factor(written,
     [
         ("sglang", {"model_type": "qwen3_next"}, "full_attention_interval"),
         ("llama.cpp", {"model_type": "falcon_h1", "lm_head_multiplier": 1.0}, "multipliers"),
-        (
-            "llama.cpp",
-            {"model_type": "exaone_moe", "routed_scaling_factor": 1.0},
-            "scoring_func",
-        ),
         ("llama.cpp", {"model_type": "dots1", "scoring_func": "noaux_tc"}, "scoring_func"),
     ],
 )
@@ -639,7 +634,6 @@ def test_keys_without_a_default_are_needed(engine, keys, says):
     names = {
         "qwen3_next": "Qwen3NextForCausalLM",
         "falcon_h1": "FalconH1ForCausalLM",
-        "exaone_moe": "ExaoneMoEForCausalLM",
         "dots1": "Dots1ForCausalLM",
     }
     config = {**SIZES, **keys, "architectures": [names[keys["model_type"]]]}
