@@ -319,7 +319,7 @@ def test_every_module_has_its_own_mode_again():
     model.model.layers[0].eval()
     modes = [module.training for module in model.modules()]
     assert len(set(modes)) == 2
-    with reader_module.evaluating(model):
+    with reader_module.reading(model):
         assert not any(module.training for module in model.modules())
     assert [module.training for module in model.modules()] == modes
 

@@ -147,7 +147,7 @@ def test_no_message_names_a_folder_of_this_machine():
 def test_doctor_finds_no_error_in_any_known_model():
     known = known_models()
     left_out = [row["name"] for row in models() if row["name"] not in known]
-    assert len(left_out) < 15
+    assert len(left_out) < 25
     assert "Phi-4-mini" in known
     # models that do not rotate, or whose code comes with their weights
     assert {"Granite-4.0-H-Tiny", "GLM-4-9B-Chat", "gte-large-en-v1.5"} < {*left_out}

@@ -246,11 +246,13 @@ def known_models() -> dict[str, str]:
     a rope depends on. Models without RoPE, or whose rope is not known in full, are left out.
     """
     # a row is incomplete if its scaling lacks keys ("left_out": LongRoPE's lists) that "lists" does
-    # not have, or if only the model's own code reads its config ("keys" of an unknown family)
+    # not have, if only the model's own code reads its config ("keys" of an unknown family), or if
+    # its class needs a rope object and the row has no scaling to make one of
     whole = [
         row
         for row in models()
         if ("lists" in row or "left_out" not in row.get("scaling", {}))
+        and ("scaling" in row or not family_of(row["model_types"][0]).rope_required)
         and ("keys" not in row or family_of(row["model_types"][0]).known)
     ]
     return {row["name"]: as_text(_published(row)) for row in whole if not row.get("unrotated")}
@@ -281,6 +283,11 @@ def _published(row: Mapping[str, Any]) -> dict[str, Any]:
         "intermediate_size": row.get("intermediate_size"),
         "use_parallel_residual": row.get("use_parallel_residual"),
     }
+    if model_type == "granitemoehybrid":  # without the key its code does not rotate
+        config["position_embedding_type"] = "rope"
+    for layer in [*family.layer_thetas.values()][1:]:
+        if layer.key is not None:
+            config[layer.key] = row.get("local_theta")
     if row.get("only_named"):
         config["_name_or_path"] = row["name"]
     if not family.known:  # code that comes with the weights reads the config
