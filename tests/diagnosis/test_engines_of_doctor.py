@@ -1,6 +1,10 @@
 """What an engine refuses although the rope is right: the doctor writes what it needs."""
 
+import pytest
+
 import ropewalk as rw
+from ropewalk.caches import clear_caches
+from ropewalk.engines import ENGINES, rules
 
 QWEN3 = {
     "model_type": "qwen3",
@@ -31,3 +35,16 @@ def test_a_length_that_no_scaling_covers_gets_one_that_does():
     assert found.corrected is not None
     scaling = rw.from_hf(found.corrected).scaling
     assert scaling.factor * scaling.original_length >= 131_072
+
+
+def test_only_the_rules_of_the_engine_in_question_are_read(monkeypatch):
+    read, release = [], rules._release
+    monkeypatch.setattr(
+        rules, "_release", lambda *given: read.append(given[0].stem) or release(*given)
+    )
+    clear_caches()
+    rw.doctor({"model_type": "llama", "head_dim": 64, "rope_theta": 1e4}, engine="vllm")
+    assert {name.rpartition("-")[0] for name in read} == {"transformers", "vllm"}
+    assert list(ENGINES) == ["hf", "vllm", "sglang", "mlx-lm", "llama.cpp"]
+    with pytest.raises(KeyError):
+        ENGINES["another"]

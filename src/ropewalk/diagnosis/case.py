@@ -160,9 +160,9 @@ class Examination:
 
     @property
     def head_dim(self) -> int | None:
-        """The width of a head; None if the config does not say it. With latent
-        attention it is that of the part that rotates; of layer types with different widths, that
-        of the first one that rotates.
+        """The width of a head; None if the config does not say it. With latent attention it is that
+        of the part that rotates; of layer types with different widths, that of the first one that
+        rotates.
         """
         for spec in (self.specs() or {}).values():
             if spec is not None:

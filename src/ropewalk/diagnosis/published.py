@@ -738,7 +738,7 @@ def published_key_differs(case: Examination, row: Mistake) -> Facts | None:
     for key, new in rows[0]["keys"].items():
         value = case.text.get(key)
         # absent: false and 1 are defaults, and `rope_parameters` has other names of these keys
-        default = new is False or (new == 1 and new is not True)
+        default = new in (False, 1) and new is not True
         absent = value is None and (default or case.text.get("rope_parameters"))
         if value != new and not absent:
             facts = {"key": key, "value": value, "new": new, "model": rows[0]["name"]}
