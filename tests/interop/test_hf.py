@@ -9,6 +9,7 @@ import torch
 from config_samples import LLAMA, LLAMA3, LONGROPE, YARN, refused
 from torch.testing import assert_close
 
+import ropewalk as rw
 from ropewalk import RopeSpec, axes
 from ropewalk.config.hf import Explanation, explain, from_hf
 from ropewalk.config.values import Entry
@@ -353,6 +354,20 @@ def test_sections_become_an_axis_map(rope, model_type, wanted):
         ).axes
         == wanted
     )
+
+
+def test_a_published_paddleocr_vl_has_the_keys_of_its_text_model_beside_the_others():
+    """Its class makes a text_config of them, with a theta of 500,000 and heads 128 wide."""
+    config = {
+        "model_type": "paddleocr_vl",
+        "vision_config": {"model_type": "paddleocr_vl"},
+        "rope_scaling": {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"},
+    }
+    spec = from_hf(config, precision="exact")
+    assert spec == RopeSpec(128, theta=500_000.0, axes=axes.chunked([16, 24, 24]))
+    assert {each.known for each in rw.audit(config, length=4096, max_model_len=4096).of("hf")} == {
+        "rule"
+    }
 
 
 def test_precision_is_hf_frequencies_or_what_is_given():

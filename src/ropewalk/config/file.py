@@ -18,6 +18,9 @@ MAX_BYTES = 1 << 20
 MAX_DEPTH = 64
 #: config keys of the text model in models with several parts
 TEXT_PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
+#: models with several parts whose published configs have the keys of the text model beside those of
+#: the others, and no text_config; transformers' class makes one of them
+FLAT_TYPES = ("hunyuan_vl", "paddleocr_vl")
 
 
 def load(config: Any) -> Mapping[str, Any]:
@@ -44,7 +47,7 @@ def is_gguf(path: Any) -> bool:
 
 def text_part(config: Mapping[str, Any], depth: int = 0) -> Mapping[str, Any]:
     """Return the part of a config that describes the text model; the config itself if it has no
-    parts.
+    parts, under the name of the text model.
 
     depth  how many parts this one is in, bounded because a dict may be a part of itself
     """
@@ -62,6 +65,8 @@ def text_part(config: Mapping[str, Any], depth: int = 0) -> Mapping[str, Any]:
             # the text models of transformers are named so, such as qwen2_vl_text
             part = {**part, "model_type": f"{config['model_type']}_text"}
         return text_part(part, depth + 1)
+    if config.get("model_type") in FLAT_TYPES:
+        return {**config, "model_type": f"{config['model_type']}_text"}
     return config
 
 

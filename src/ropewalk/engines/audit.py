@@ -231,7 +231,7 @@ def audit(
     loaded = config_file.load(config)
     text = _named(config_file.text_part(loaded), loaded)
     outside = {f"{key}_outside": loaded[key] for key in ROPES if loaded.get(key)}
-    if text is not loaded:  # the config has a part for its text model
+    if any(loaded.get(name) is not None for name in config_file.TEXT_PARTS):
         for key in ("rope_theta", "max_position_embeddings"):
             if loaded.get(key) is not None:
                 outside[f"{key}_outside"] = loaded[key]
