@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ropewalk.axes import AxisMap
+from ropewalk.config.hf import read_specs
 from ropewalk.engines.case import (
     LENGTH_KEYS,
     OUTER_TYPE,
@@ -30,6 +31,7 @@ from ropewalk.engines.case import (
     ropes_by_layer_type,
 )
 from ropewalk.engines.reading import EngineReading, mscale
+from ropewalk.engines.rope_faults import ROPES
 from ropewalk.engines.rules import FORWARD, OPERATIONS, Release, Releases, Rule
 from ropewalk.frequencies import SCALINGS, Default, Dynamic, LongRope, Scaling, Yarn
 
@@ -159,6 +161,17 @@ def _set(reading: EngineReading, rule: Rule, release: Release, releases: Release
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the parameters of a rule that are numbers."""
     return {key: value for key, value in values.items() if isinstance(value, int | float)}
+
+
+@_operation("read no rope")
+def _read_no_rope(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
+    """The rope is unscaled; the keys beside its objects are read, and the defaults of the class."""
+    beside = {key: value for key, value in reading.case.config.items() if key not in ROPES}
+    beside["rope_parameters"] = {"rope_type": "default"}
+    spec = next(each for each in read_specs(beside)[0].values() if each is not None)
+    fields = {name: getattr(spec, name) for name in ("theta", "scaling", "rotary_dim")}
+    text = rule.text(reading, theta=f"{spec.theta:g}")
+    reading.set_fields(rule.about, text, rule.source, **fields)
 
 
 @_operation("derive head size")

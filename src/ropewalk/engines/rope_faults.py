@@ -282,9 +282,16 @@ def no_objects(config: Config) -> list[str]:
     return [key for key in ROPES if not isinstance(config.get(key), Mapping | None)]
 
 
+def needed_keys(rope: Config) -> tuple[str, ...]:
+    """Return the keys that a scaling needs; YaRN with a trained length computes its factor."""
+    if name_of(rope) == "yarn" and "original_max_position_embeddings" not in rope:
+        return ("factor",)
+    return NEEDED.get(str(name_of(rope)), ())
+
+
 def lacks_needed(rope: Config) -> bool:
     """Return whether a scaling lacks a key that it needs."""
-    return any(key not in rope for key in NEEDED.get(str(name_of(rope)), ()))
+    return any(key not in rope for key in needed_keys(rope))
 
 
 def has_null_needed(rope: Config) -> bool:
@@ -460,13 +467,13 @@ def contradicts(rope: Config) -> bool:
 
 
 def lacks_factors(config: Config, key: str) -> bool:
-    """Return whether a Phi-3 or PhiMoE has a rope under `key` that its config class takes for
-    LongRoPE and that has no factors.
+    """Return whether a Phi-3, Phi-4 multimodal or PhiMoE has a rope under `key` that its config
+    class takes for LongRoPE and that has no factors.
     """
     rope = config.get(key) or {}
     names = ("yarn", "longrope", "su")
     return (
-        config.get("model_type") in ("phi3", "phimoe")
+        config.get("model_type") in ("phi3", "phi4_multimodal", "phimoe")
         and (rope.get("rope_type") or rope.get("type")) in names
         and "short_factor" not in rope
     )

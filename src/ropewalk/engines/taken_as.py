@@ -31,7 +31,6 @@ from ropewalk.engines.rope_faults import (
     FRACTIONS,
     LISTS,
     MAGNITUDES,
-    NEEDED,
     NUMBERS,
     OTHERS,
     POSSIBLE,
@@ -59,6 +58,7 @@ from ropewalk.engines.rope_faults import (
     is_too_large,
     lacks_needed,
     name_of,
+    needed_keys,
     no_numbers,
     no_objects,
     no_widths,
@@ -82,6 +82,15 @@ DEFAULT_ROPES: dict[str, dict[str, Any]] = {
         "beta_slow": 1.0,
         "truncate": False,
         TRAINED: 4096,
+    },
+    "mistral_large4_text": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 2048.0,
+        TRAINED: 512,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "attention_factor": 1.0,
     },
     "cwm": {
         "rope_type": "llama3",
@@ -156,6 +165,7 @@ DEFAULT_ROPES: dict[str, dict[str, Any]] = {
 }
 
 DEFAULT_ROPES["gemma4_unified_text"] = DEFAULT_ROPES["gemma4_text"]
+DEFAULT_ROPES["openai_privacy_filter"] = DEFAULT_ROPES["gpt_oss"]
 
 #: while the rules are applied, values that no scaling accepts are replaced by these; `put_back` of
 #: unread.py writes the values themselves into the result
@@ -317,7 +327,7 @@ def _complete(config: Config) -> Config:
         the BANDS, its two frequency factors.
         """
         needed = (
-            *NEEDED.get(str(name_of(rope)), ()),
+            *needed_keys(rope),
             *(BANDS if name_of(rope) == "llama3" else ()),
         )
         missing = {

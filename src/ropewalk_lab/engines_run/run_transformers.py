@@ -26,6 +26,8 @@ ROTATES = ("apply_rotary", "apply_multimodal_rotary")
 KEY_ARGUMENTS = ("k", "xk", "key")
 #: sizes that a class sets itself where a config has none, and as large as a small model needs them
 LARGEST = {"vocab_size": 256, "intermediate_size": 256, "num_hidden_layers": 12}
+#: tokens of a test sequence: a number of heads that few models have, to tell the two axes apart
+TOKENS = 11
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
@@ -45,11 +47,11 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
         model = AutoModel.from_config(config).eval()
     except ValueError:  # a text model without a class for its hidden states alone
         model = AutoModelForCausalLM.from_config(config).eval()
-    layers = next(
-        module
-        for name, module in model.named_modules()
-        if name.split(".")[-1] in ("layers", "h", "blocks")
-    )
+    names = ("layers", "h", "blocks")
+    found = [module for name, module in model.named_modules() if name.split(".")[-1] in names]
+    if not found:  # the models of BERT's kind, such as ESM
+        raise ValueError("this runner does not find the layers of the model")
+    layers = found[0]
     axes = 3 if row.get("axes") == 3 else 1
     # layer -> the matrix of its rotation at each position
     recorded: dict[int, list[torch.Tensor]] = {}
@@ -90,15 +92,15 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _positions(axes: int, length: int) -> torch.Tensor:
-    """Return the positions to run, [1, S], or [3, 1, S] if there are three axes: 0, one step on
-    each axis, and length - 1.
+    """Return the TOKENS positions to run, [1, S], or [3, 1, S] if there are three axes: 0, one step
+    on each axis, and length - 1 for all others.
 
-    The steps are measured; the last makes a scaling that depends on the length see `length` tokens.
+    The steps are measured; the last make a scaling that depends on the length see `length` tokens.
     """
-    if axes == 1:
-        return torch.tensor([[0, 1, length - 1]])
-    steps = torch.cat([torch.zeros(1, 3), torch.eye(3), torch.full((1, 3), length - 1.0)]).long()
-    return steps.T[:, None]
+    steps = torch.full((TOKENS, axes), length - 1)
+    steps[0] = 0
+    steps[1 : 1 + axes] = torch.eye(axes, dtype=torch.long)
+    return steps.T if axes == 1 else steps.T[:, None]
 
 
 def _recording(
@@ -122,9 +124,8 @@ def _recording(
         inside[0] = True
         try:
             size = q.shape[-1]
-            # heads are on axis 1 unless the tokens are: the test sequences have 3 or 5 tokens, the
-            # models other head counts
-            tokens_first = q.ndim == 4 and q.shape[1] in (3, 5)
+            # heads are on axis 1 unless the tokens are; models with TOKENS heads are rare
+            tokens_first = q.ndim == 4 and q.shape[1] == TOKENS
             # each unit vector is a head, the same for all tokens
             units = torch.eye(size, dtype=q.dtype)
             shape = (1, q.shape[1], size, size) if tokens_first else (1, size, q.shape[2], size)
