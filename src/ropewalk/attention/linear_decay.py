@@ -71,6 +71,8 @@ def _decayed_sums(q: Tensor, k: Tensor, v: Tensor, rate: Tensor, chunk: int) -> 
     chunk  how many tokens' scores are formed at once
     """
     seq = q.shape[-2]
+    if not seq:  # there is no chunk
+        return v
     # N chunks of C tokens, [B, H, N, C, .]
     q, k, v = (in_chunks(t, chunk) for t in (q, k, v))
     place = torch.arange(chunk, device=q.device, dtype=q.dtype)
