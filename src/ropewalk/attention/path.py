@@ -25,7 +25,7 @@ def path_scores(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
     """Return the scores [.., S, S] by the definition, one token after the other; 0 above the
     diagonal.
 
-    q, k, w [.., S, D] with w of length 1, beta [.., S].
+    q, k, w [.., S, D] with w of length 1, beta [.., S]; S is at least 1.
     """
     rows, count = [], q.shape[-2]
     keys = k[..., :0, :]  # all keys so far, as token t sees them
