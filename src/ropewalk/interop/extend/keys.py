@@ -336,7 +336,7 @@ def _keys(
         keys[TRAINED_LENGTH_KEY] = length
     rope, spec = config.get("rope_parameters"), next(iter(new_specs.values()))
     if isinstance(scaling, Ntk) and config.get(LAYER_THETA_KEY) is not None:
-        # a layer with theta 0 or null does not rotate
+        # a layer with theta 0 does not rotate
         keys[LAYER_THETA_KEY] = [
             spec.theta if theta else theta for theta in config[LAYER_THETA_KEY]
         ]
