@@ -89,7 +89,7 @@ class TensorRule:
 
     def convert(self, folder: Folder, name: str, source: str, target: str) -> Iterator[Tensor]:
         """Yield the tensor `name`, converted from layout `source` to `target`, in pieces of a few
-        megabytes, or of one head or group if that is larger; a small norm is one piece.
+        megabytes, or of one head or group if that is larger; if `axis` is not 0, in one piece.
         """
         head = {
             "head_dim": self.head_dim,
@@ -383,8 +383,8 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
 
 def _count(config: Mapping[str, Any], default: int | None, *keys: str, low: int = 1) -> int:
     """Return the value of the first of `keys` that the config has, after a check that it is an
-    integer of at least `low`, else `default`; raise an error if the config has none of `keys` and
-    `default` is None.
+    integer from `low` to 2^20, a bound for untrusted files; else `default`. Raise an error if the
+    config has none of `keys` and `default` is None.
     """
     entry = find(config, *keys)
     if entry is not None:

@@ -269,7 +269,7 @@ def _make_scaling(
     scaling_class: type[Scaling], factor: float | None, length: int, options: dict[str, Any]
 ) -> Scaling:
     """Return a scaling made from the factor, the trained length and options; raise an error about
-    unknown options.
+    an unknown option, and about a factor that is missing or that the scaling does not have.
     """
     names, title = {field.name for field in fields(scaling_class)}, scaling_class.name
     known = names - {"factor", "original_length"}
