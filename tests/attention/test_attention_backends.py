@@ -99,7 +99,7 @@ def test_flex_attention_is_picked_for_windows_and_documents_with_many_queries(mo
 
 @pytest.mark.parametrize(
     "shape",
-    [(6,), (1,), (3, 6), (1, 6), (3, 1), (BATCH, 1, 1, 6), (BATCH, HEADS, 3, 6), (HEADS, 3, 1)],
+    [(), (6,), (1,), (3, 6), (1, 6), (3, 1), (BATCH, 1, 1, 6), (BATCH, HEADS, 3, 6), (HEADS, 3, 1)],
     ids=str,
 )
 @pytest.mark.parametrize(

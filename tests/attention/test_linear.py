@@ -459,6 +459,12 @@ def test_decaying_attention_stays_finite_over_a_long_sequence():
     assert float(out.abs().max()) <= float(v.abs().max()) * 1.001
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_decaying_attention_of_no_tokens_is_empty(causal):
+    q, k, v = draw(seq=0)
+    assert decaying_linear_attention(q, k, v, 1.0, causal=causal).shape == v.shape
+
+
 @pytest.mark.parametrize(
     ("rate", "field"), [(-0.1, "rate"), (float("nan"), "rate"), (torch.ones(HEADS + 1), "rate")]
 )

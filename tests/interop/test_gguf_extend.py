@@ -76,6 +76,14 @@ def test_keys_that_do_not_change_are_not_named(tmp_path):
     }
 
 
+@pytest.mark.parametrize("sections", [[4, 2, 2], [4, 2, 2, 0]])
+def test_sections_are_not_changed_whether_a_zero_ends_them_or_not(sections, tmp_path):
+    path = original(tmp_path, "qwen2vl", **{"rope.dimension_sections": sections})
+    found = extend_gguf(path, "linear", factor=FACTOR)
+    assert "qwen2vl.rope.dimension_sections" not in found.changes
+    assert overridden(found.flags).keys() == found.changes.keys()
+
+
 def test_a_scaling_that_llama_cpp_has_no_keys_for_is_a_tensor(tmp_path):
     options = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     found = extend_gguf(original(tmp_path), "llama3", factor=FACTOR, **options)

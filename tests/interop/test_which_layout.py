@@ -122,6 +122,14 @@ def test_weights_that_contradict_the_code_make_the_layout_disputed(tmp_path):
     assert weights_say(found) == "interleaved"
 
 
+def test_the_code_of_a_family_that_no_spec_describes_is_no_evidence(tmp_path):
+    found = which_layout(folder(tmp_path / "a", {"model_type": "nanochat"}))
+    assert (found.layout, found.confidence) == (None, "undecided")
+    assert found.evidence[0].observation.startswith(
+        "no spec describes the rotation of nanochat: it rotates by the opposite angle"
+    )
+
+
 def test_metas_names_outweigh_the_model_type(tmp_path):
     path = folder(tmp_path / "a", {"model_type": "llama"}, names=("wq", "wk"), inner="attention")
     found = which_layout(path)

@@ -178,6 +178,7 @@ def test_a_length_dependent_scaling_is_computed_for_one_length():
     angles = torch.arange(2048)[:, None].double() * torch.tensor(fixed.radians, dtype=torch.float64)
     expected = torch.cat([angles.cos(), angles.sin()], dim=-1) * fixed.magnitude
     assert (found.table() - expected).abs().max() < 1e-6
+    assert [len(found.table(rows)) for rows in (None, 0, 3)] == [2048, 0, 3]
     assert str(found) == (
         "rope_type dynamic_yarn, 2048 rows; every sequence is rotated as one of 1024 tokens"
     )

@@ -84,10 +84,10 @@ class Call:
 
 
 def trimmed(call: Call) -> Call:
-    """Return the call without the keys that no query sees because of the window, and without a
-    window that hides no key.
+    """Leave out the keys at both ends that causality and the window hide from all queries, and a
+    window that hides no key; return the call as it is if it has no window.
 
-    The weights have a column for every key, so a call that wants them stays as it is.
+    The weights have a column for every key, so a call that wants them stays as it is too.
     """
     visible, window, (q_len, k_len) = call.visible, call.visible.window, call.lengths
     if window is None or call.wants_weights:
@@ -135,8 +135,8 @@ def sdpa_why_not(call: Call) -> str | None:
 
 
 def run_sdpa(call: Call) -> tuple[Tensor, None]:
-    """Run torch's scaled_dot_product_attention: with is_causal=True if causality is the only mask
-    and there are no cached keys, else with the masks and the bias, if any, as one tensor.
+    """Run torch's scaled_dot_product_attention: with is_causal=True if causality is the only mask,
+    no key is cached and there is no bias, else with masks and bias, if any, as one tensor.
 
     Attention with a window is computed in blocks of queries, each over the keys that the block
     sees, so work grows with length times window.

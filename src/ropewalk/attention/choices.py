@@ -117,7 +117,9 @@ class Choices:
     sinks: LearnedSinks | None = None
 
     def __post_init__(self) -> None:
-        """Check every field, and that no two of them exclude each other."""
+        """Raise an error for a wrong window, dropout, scale, backend, values or sinks, and for
+        values or sinks beside a remapping.
+        """
         if self.window is not None:
             integer("window", self.window, low=1)
         number("dropout", self.dropout, low=0, high=1)

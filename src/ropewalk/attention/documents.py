@@ -113,5 +113,6 @@ def _causal_sums(q: Tensor, k: Tensor, v: Tensor, documents: Tensor, chunk: int)
         in_last = (numbers[:, n] == last)[:, None, :, None]
         # the state is kept if its document is also the chunk's last one, and dropped otherwise
         state = state * (last == of_state)[..., None, None] + (k[:, :, n] * in_last).mT @ v[:, :, n]
+    # without tokens there is no chunk
     past = torch.stack(pasts, dim=2) if pasts else torch.zeros_like(inside)
     return (inside + past).flatten(2, 3)[:, :, :seq]

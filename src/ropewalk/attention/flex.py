@@ -20,8 +20,8 @@ from ropewalk.caches import cached
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Visibility, **options: Any) -> Any:
-    """Return FlexAttention of q [B, H, Sq, D] over k and v [B, Hk, Sk, D]; `options` go to torch's
-    function.
+    """Return what torch's flex_attention returns for q [B, H, Sq, D], k [B, Hk, Sk, D], v [B, Hk,
+    Sk, Dv] and `options`: the output [B, H, Sq, Dv], or a tuple if the options ask for more.
     """
     (batch, heads, q_len), k_len = q.shape[:3], k.shape[2]
     mask, band = visible.mask, visible.band

@@ -113,7 +113,7 @@ class LatentAttention(SoftmaxAttention):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [B, heads, S, nope + rope], the shared key [B, 1, S, rope] and the latent [B, 1,
-        S, rank], not rotated.
+        S, kv_rank], not rotated.
         """
         q = (
             self.q_proj(x)
@@ -150,9 +150,9 @@ class LatentAttention(SoftmaxAttention):
         """Return the output [B, H, Sq, value_dim], and the weights if the backend returns them,
         else None.
 
-        k [B, 1, Sk, rope] is the key that all heads share, v [B, 1, Sk, rank] the latents.
+        k [B, 1, Sk, rope] is the key that all heads share, v [B, 1, Sk, kv_rank] the latents.
         """
-        up = self.kv_b_proj.weight.unflatten(0, (self.num_heads, -1))  # [H, nope + value, rank]
+        up = self.kv_b_proj.weight.unflatten(0, (self.num_heads, -1))  # [H, nope + value, kv_rank]
         up_key, up_value = up.split([self.nope_dim, self.value_dim], dim=1)
         if self.absorbed or (self.absorbed is None and k.shape[-2] > q.shape[-2]):
             # q . (up_key latent) = (q up_key) . latent: attend to the latents themselves, then

@@ -238,7 +238,7 @@ class _KernelAttention(torch.autograd.Function):
 
         kv_sum, k_sum  the two sums of the state before the first token
         scale          a of the form "cosine"; None for the other forms
-        call           the other arguments: spec, feature, positions, padding and eps
+        call           the other arguments: spec, feature, positions, padding (`real`) and eps
         """
         ctx.call = call
         ctx.save_for_backward(q, k, v, kv_sum, k_sum, scale)

@@ -71,6 +71,8 @@ def _decayed_sums(q: Tensor, k: Tensor, v: Tensor, rate: Tensor, chunk: int) -> 
     chunk  how many tokens' scores are formed at once
     """
     seq = q.shape[-2]
+    if not seq:  # there is no chunk, and v is empty as the result is
+        return v
     # N chunks of C tokens, [B, H, N, C, .]
     q, k, v = (in_chunks(t, chunk) for t in (q, k, v))
     place = torch.arange(chunk, device=q.device, dtype=q.dtype)
@@ -84,8 +86,8 @@ def _decayed_sums(q: Tensor, k: Tensor, v: Tensor, rate: Tensor, chunk: int) -> 
     added = (k * to_end).mT @ v  # [B, H, N, F, Dv]
     # `states` gets the decayed sum of k v^T before each chunk
     state, states = torch.zeros_like(added[:, :, 0]), []
-    for number_of_chunk in range(added.shape[2]):
+    for of_chunk in added.unbind(2):
         states.append(state)
-        state = (-rate * chunk).exp() * state + added[:, :, number_of_chunk]
+        state = (-rate * chunk).exp() * state + of_chunk
     earlier = (q * from_end) @ torch.stack(states, dim=2)
     return (inside @ v + earlier).flatten(2, 3)[:, :, :seq]

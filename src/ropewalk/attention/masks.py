@@ -72,7 +72,7 @@ def part_of_scores(t: Tensor, start: int, stop: int, first_key: int, stop_key: i
     and keys first_key ... stop_key - 1.
     """
     # an axis of size 1, or an absent one, is for all queries or keys
-    t = t if t.shape[-1] == 1 else t[..., first_key:stop_key]
+    t = t if t.ndim == 0 or t.shape[-1] == 1 else t[..., first_key:stop_key]
     return t if t.ndim < 2 or t.shape[-2] == 1 else t[..., start:stop, :]
 
 

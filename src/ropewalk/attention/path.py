@@ -25,7 +25,7 @@ def path_scores(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
     """Return the scores [.., S, S] by the definition, one token after the other; 0 above the
     diagonal.
 
-    q, k, w [.., S, D] with w of length 1, beta [.., S].
+    q, k, w [.., S, D] with w of length 1, beta [.., S]; S is at least 1.
     """
     rows, count = [], q.shape[-2]
     keys = k[..., :0, :]  # all keys so far, as token t sees them
@@ -48,8 +48,8 @@ def reflected(keys: Tensor, w: Tensor, beta: Tensor) -> Tensor:
 def path_scores_in_chunks(
     q: Tensor, k: Tensor, w: Tensor, beta: Tensor, chunk: int = 64, earlier: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the scores [.., S, E + S] and all keys [.., E + S, D], reflected by all tokens so far,
-    for the next call.
+    """Return the scores [.., S, E + S] and all keys [.., E + S, D], each reflected by all tokens
+    after it so far, for the next call.
 
     q, k, w and beta are as in `path_scores`; `earlier` are the E keys [.., E, D] that an earlier
     call returned. Reflections are multiplied within chunks of `chunk` tokens.
@@ -90,7 +90,7 @@ class PathState(NamedTuple):
     """What later tokens depend on.
 
     tokens  the last two inputs of the convolution [B, 2, Hk D]
-    k, v    the keys, reflected by every token so far, and the values, [B, Hk, N, D]
+    k, v    the keys, each reflected by every token after it so far, and the values, [B, Hk, N, D]
     real    [B, N], False for the keys of padding; None: no key is padding
     """
 
@@ -149,8 +149,8 @@ class PathAttention(TokenDrivenAttention[PathState]):
                  padding
         state    what an earlier call returned; None: x starts the sequence
 
-        The keys in the state are reflected by every token so far, so a later token need not do it
-        again; its `real` tells which of them are not padding.
+        The keys in the state are reflected already by every token after them, so a later token need
+        not do it again; its `real` tells which of them are not padding.
         """
         w, tokens = self.w_conv(self.w_proj(x), None if state is None else state.tokens, order)
         w = F.normalize(F.silu(w).unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2), dim=-1)

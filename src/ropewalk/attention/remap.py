@@ -61,7 +61,8 @@ class Remapping:
 
     def distances(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         """Return the distance by which each query and key are scored, that of the one piece which
-        holds the pair: float64 [Sq, Sk] or [B, Sq, Sk].
+        holds the pair: float64 [Sq, Sk] or [B, Sq, Sk]. Keys after the query, which causality hides
+        from it, have an entry too.
         """
         total = torch.zeros((), dtype=torch.float64, device=q_positions.device)
         for piece in self.pieces(q_positions, k_positions):
@@ -95,7 +96,7 @@ def _near_and_far(
 
 def _slowdown(trained: int, served: int, window: int) -> int:
     """Return by how much to divide the distances beyond `window`, at least 2, so that all stay
-    within two thirds of the trained length.
+    within two thirds of the trained length, if that is 3 tokens or more.
 
     The last third is not used, because distances near the trained length are rare in training.
     """

@@ -124,7 +124,8 @@ def remapped_attention(
         )
         length = cache.next_positions  # of each row: its largest position + 1
     elif layer.encoding.rope.spec.needs_length and positions.numel():
-        # the largest true position of each row + 1; the pieces may rotate at smaller positions
+        # the largest true position of each row + 1, which a call without tokens does not have; the
+        # pieces may rotate at smaller positions
         length = positions.amax(dim=-1).to(torch.int64) + 1
 
     def rotate(key: bool, positions: Tensor, slowdown: int) -> Tensor:

@@ -46,7 +46,7 @@ def row_order(
     padding nor documents are given.
 
     padding    boolean [B, S], True for real tokens
-    continues  the call continues from a state, which holds earlier tokens
+    continues  the call continues from a state, so that documents raise an error
     """
     check_token_masks(x.shape[0], x.shape[1], padding, documents)
     if documents is not None and continues:

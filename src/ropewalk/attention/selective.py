@@ -108,7 +108,7 @@ def linear_by_sums(
     The state is the decayed sum of k v^T, with keys rotated relative to the last token, whose angle
     is 0. Output and state are computed here from sums of angles, in time quadratic in S.
 
-    q, k, v    [B, H, S, D] and [B, H, S, Dv]
+    q, k, v    [B, H, S, D] and [B, H, S, Dv]; S is at least 1
     steps      [B, H, S, P], the angle in radians by which each token rotates each pair
     log_decay  [B, H, S], the logarithm of the factor by which each token multiplies the state
     kv_state   [B, H, D, Dv], the state after the tokens before this call

@@ -24,8 +24,8 @@ class ShortConv(nn.Module):
     def forward(
         self, x: Tensor, before: Tensor | None = None, order: RowOrder | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the result for x [B, S, channels], and the last width - 1 real tokens, to pass as
-        `before` to the next call.
+        """Return the result for x [B, S, channels], and the last width - 1 real tokens (zeros in
+        place of those that do not exist), to pass as `before` to the next call.
 
         With an `order` (a RowOrder: by document, padding last), x is sorted by it already, and a
         token does not see tokens of other documents. With documents, `before` is None.

@@ -14,9 +14,9 @@ from ropewalk.errors import RopeError
 def attend_with_sinks(
     call: Call, sinks: Tensor, backend: str | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return attention whose softmax has one more term, exp(sinks[h]) for head h, with no value;
+    """Return attention whose softmax has one more term, exp(sinks[h]) for head h, whose value is 0;
     and the weights on the keys if the call wants them, else None. `backend` is a name in
-    LSE_BACKENDS; None: the best one.
+    LSE_BACKENDS; None: chosen for the call.
     """
     if call.dropout:
         raise RopeError(

@@ -38,7 +38,7 @@ from ropewalk.spec import RopeSpec
 
 
 class Attended(NamedTuple):
-    """The output [B, S, model_dim], and the weights [B, H, Sq, Sk] if requested."""
+    """The output [B, S, model_dim], and the weights [B, H, Sq, Sk] if requested, else None."""
 
     out: Tensor
     weights: Tensor | None
@@ -365,7 +365,8 @@ class SoftmaxAttention(nn.Module):
 class Attention(SoftmaxAttention):
     """Softmax attention with one `encoding`: a name from ENCODINGS, a RopeSpec or an Encoding.
 
-    num_kv_heads   fewer than num_heads: keys and values are shared between heads (GQA; 1 is MQA)
+    num_kv_heads   None: num_heads; fewer: heads share keys and values (GQA; 1 is MQA)
+    head_dim       None: model_dim / num_heads
     causal, window, dropout  as in `Choices`, which also has the further choices: scale, backend,
                    temperature, remapping, values (RotatedValues) and sinks (LearnedSinks)
     bias           whether the four projections have a bias; ProjectionBias says it separately for

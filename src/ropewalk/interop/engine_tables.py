@@ -61,7 +61,7 @@ class OwnRope:
         """Return the float32 table [rows, 2 x pairs] of cos and sin, times the magnitude; `rows`
         None: as many as the field says.
         """
-        positions = torch.arange(rows or self.rows)
+        positions = torch.arange(self.rows if rows is None else rows)
         length = self.length if self.spec.needs_length else None
         return torch.cat(Rope(self.spec).cos_sin(positions, torch.float32, length=length), dim=-1)
 

@@ -135,7 +135,7 @@ def _compute_tables(spec: RopeSpec) -> _SpecTables:
 def _cos_sin(
     request: Request, positions: Tensor, dtype: torch.dtype, key: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [..., S, pairs] of positions in `dtype`, by operators that ONNX has;
+    """Return cos and sin of positions, [..., S, pairs] of `dtype`, by operators that ONNX has;
     `key`: for keys, not for queries.
 
     A position is split into four digits in base 256, each with a table of its own; their angles are

@@ -126,8 +126,8 @@ class PackedAttention(SoftmaxAttention):
         return why_no_triton(x) or why_not_spec(encoding.rope.spec.fingerprint, x.device)
 
     def head_norm(self) -> QKNorm | None:
-        """Return the norm of each head of q and k as the fused kernels take it; None if there is
-        none.
+        """Return the norm of each head of q and k as the fused kernels take it; None unless both
+        have an nn.RMSNorm.
         """
         q_norm, k_norm = self.q_norm, self.k_norm
         if not (isinstance(q_norm, nn.RMSNorm) and isinstance(k_norm, nn.RMSNorm)):

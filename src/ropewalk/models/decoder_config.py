@@ -82,7 +82,9 @@ class DecoderConfig:
     remapping: Remapping | None = None
 
     def __post_init__(self) -> None:
-        """Check every field, and set the defaults that depend on other fields."""
+        """Check the fields and set the defaults that depend on other fields. The layers check a
+        temperature and a remapping.
+        """
         set_field = partial(object.__setattr__, self)  # the dataclass is frozen
         for name in ("vocab_size", "hidden_size", "intermediate_size"):
             set_field(name, integer(name, getattr(self, name), low=1, high=MAX_SIZE))

@@ -15,8 +15,8 @@ from ropewalk.models.decoder_config import DecoderConfig
 
 
 class Routes(NamedTuple):
-    """The routing of a layer: probabilities [T, experts] in float32 (float64 in a float64 model) and
-    the chosen experts [T, k].
+    """The routing of T tokens in a layer: probabilities [T, experts] in float32 (float64 in a
+    float64 model) and the k chosen experts of each, [T, k].
     """
 
     probabilities: Tensor
@@ -163,7 +163,7 @@ def balance_loss(routes: list[Routes], padding: Tensor | None = None) -> Tensor:
 
     It is k, the number of experts per token, if all are used evenly, and mostly larger otherwise.
     The means are over the tokens of all layers; `padding` [B, S] is False for tokens that are left
-    out.
+    out. Without any token the loss is 0.
     """
     probabilities = torch.cat([route.probabilities for route in routes])  # [layers T, E]
     chosen = torch.cat([route.chosen for route in routes])  # [layers T, k]

@@ -45,9 +45,10 @@ class GeneratingModel(Protocol):
 class Sampling:
     """How to pick a token from logits; temperature 0 picks the most likely one.
 
-    top_k keeps the k most likely tokens, top_p the fewest whose probabilities sum to at least
-    top_p. repetition_penalty divides the positive logits of tokens that occurred before, and
-    multiplies the negative ones: above 1 it makes these tokens less likely.
+    top_k keeps the k most likely tokens and those as likely as the last of them, top_p the fewest
+    whose probabilities sum to at least top_p. repetition_penalty divides the positive logits of
+    tokens that occurred before, and multiplies the negative ones: above 1 it makes these tokens
+    less likely.
     """
 
     temperature: float = 0.0

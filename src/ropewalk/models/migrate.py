@@ -155,6 +155,7 @@ def migrate(
 
 def apply_freeze(model: nn.Module, policy: str, new: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Set `requires_grad` by a policy of FREEZES and return the names of the frozen parameters.
+    Raise an error if nothing would be trained.
 
     `new` lists the parameters that were not loaded from a checkpoint. Parameters of an encoding
     that are already frozen, such as the fixed matrices of FoPE, stay frozen under every policy.

@@ -38,18 +38,18 @@ def make_norm(config: RoFormerConfig, size: int) -> nn.Module:
 
 
 def first_token(hidden: Tensor, padding: Tensor | None) -> Tensor:
-    """Return the hidden state of each row's first real token, [B, hidden]; `padding` is True for
-    real tokens.
+    """Return the hidden state of each row's first real token, [B, hidden], or of its first token if
+    all are padding; `padding` is True for real tokens.
     """
     if padding is None:
         return hidden[:, 0]
-    # argmax returns the first of equals; 0 for a row of padding alone
+    # argmax returns the first of equals
     return _select(hidden, padding.long().argmax(dim=-1))
 
 
 def last_token(hidden: Tensor, padding: Tensor | None) -> Tensor:
-    """Return the hidden state of each row's last real token, [B, hidden]; `padding` is as in
-    `first_token`.
+    """Return the hidden state of each row's last real token, [B, hidden], or of its last token if
+    all are padding; `padding` is as in `first_token`.
     """
     if padding is None:
         return hidden[:, -1]

@@ -20,7 +20,7 @@ logger = logging.getLogger("ropewalk.checkpoint")
 
 
 def partial_path(target: Path) -> Path:
-    """Return the temporary path of a folder while it is written: a sibling, so that the last step
+    """Return the temporary folder of a target while it is written: beside it, so that the last step
     is one rename.
     """
     return target.with_name(f".{target.name}.partial")
@@ -125,8 +125,8 @@ def _lock(partial: Path) -> int:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Context manager that locks a folder; if another process has the lock, it logs a warning and
-    waits.
+    """Context manager that locks a folder; if the folder is locked already, it logs a warning and
+    waits, so that a call inside another one for the same folder never ends.
     """
     lock = lock_folder(folder)
     if lock is None:

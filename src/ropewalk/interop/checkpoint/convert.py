@@ -61,6 +61,7 @@ class Conversion:
     files      names of the files in the new folder; `left_out`: files and folders that are not
                copied
     bytes      size of all tensors
+    warnings   texts, such as that transformers cannot run the new layout
     """
 
     source_layout: str
@@ -95,10 +96,11 @@ def convert_checkpoint(
     config: Any = None,
     progress: Callable[[int], None] = lambda size: None,
 ) -> Conversion:
-    """Copy a checkpoint folder and convert the rows of q and k from one pair layout to the other.
+    """Copy a checkpoint folder, convert the rows of q and k from one pair layout to the other, and
+    return the report.
 
     target_folder  a folder that is empty or does not exist yet; it appears only when everything is
-                   written. None: report what would be done
+                   written. None: only report what would be done
     config         the config with the model's sizes, in place of the folder's config.json; an
                    adapter needs the config of its base model
     progress       called after each tensor with the number of its bytes
@@ -210,7 +212,7 @@ def _other_files(folder: Folder) -> tuple[list[str], list[str]]:
 
 def _warnings(config: Mapping[str, Any], target_layout: str) -> tuple[str, ...]:
     """Return a warning if the transformers code of this model cannot run the target layout; code
-    that reads the flag runs both.
+    that reads the flag runs both. Nothing is known about an unknown model_type, so it has none.
     """
     model_type = str(config_file.text_part(config).get("model_type"))
     family = families().get(model_type)

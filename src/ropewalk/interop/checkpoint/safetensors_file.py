@@ -28,7 +28,7 @@ from ropewalk.errors import RopeError
 #: real headers are below 1 MB; 16 MB holds a hundred thousand tensors
 MAX_HEADER_BYTES = 16 << 20
 MAX_DIMS = 16
-#: about as many bytes of a tensor are read at a time
+#: the most bytes of a piece of a tensor, unless one row or one head is larger
 PIECE_BYTES = 8 << 20
 
 DTYPES: dict[str, torch.dtype] = {
@@ -153,11 +153,12 @@ def read_rows(
 def read_pieces(
     path: Path, header: Header, name: str, start: int = 0, stop: int | None = None, *, rows: int = 1
 ) -> Iterator[Tensor]:
-    """Yield rows start:stop of a tensor, by default all, in pieces of about 8 MiB; all but the last
-    are a multiple of `rows` rows, so that a piece need not end inside a head.
+    """Yield rows start:stop of a tensor, by default all, in pieces of at most 8 MiB (PIECE_BYTES),
+    or of `rows` rows if these are larger. All but the last are a multiple of `rows` rows, so that a
+    piece need not end inside a head.
     """
     entry = header.entries[name]
-    if not entry.shape or not entry.bytes:  # a scalar, or a tensor without entries
+    if not entry.shape or not entry.bytes:  # a scalar, or a tensor without entries, is one piece
         yield read_rows(path, header, name)
         return
     stop = entry.shape[0] if stop is None else min(stop, entry.shape[0])

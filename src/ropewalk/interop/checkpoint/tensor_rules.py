@@ -84,12 +84,12 @@ class TensorRule:
     rotary_start: int
     rotated_rows: int
     axis: int = 0
-    #: queries per group of a grouped QKV; 0 if not grouped
+    #: queries per group of a grouped QKV, whose values are copied too; 0 if not grouped
     group: int = 0
 
     def convert(self, folder: Folder, name: str, source: str, target: str) -> Iterator[Tensor]:
         """Yield the tensor `name`, converted from layout `source` to `target`, in pieces of a few
-        megabytes, or of one head or group if that is larger; a small norm is one piece.
+        megabytes, or of one head or group if that is larger; if `axis` is not 0, in one piece.
         """
         head = {
             "head_dim": self.head_dim,
@@ -134,8 +134,8 @@ def find_rules(folder: Folder, config: Mapping[str, Any]) -> dict[str, TensorRul
     """Return {tensor name: rule} of the tensors that depend on the layout; all others are copied
     unchanged.
 
-    Raises an error about a tensor that is not understood. `check_complete` tells whether all
-    tensors of q and k were found.
+    Raises an error about a tensor that is not understood, or if there are no rules.
+    `check_complete` tells whether all tensors of q and k were found.
     """
     config = config_file.text_part(config)
     for key in ("rotary_value", "attention_k_eq_v"):
@@ -215,8 +215,8 @@ def _check_parts(module: AttentionModule, config: Mapping[str, Any]) -> None:
     """
     if module.has(*FUSED):
         return
-    # the last `num_kv_shared_layers` layers have no keys and values of their own; without a number
-    # of layers in the config, 1 and 0 are taken
+    # the last `num_kv_shared_layers` layers have no keys and values of their own; if the config has
+    # no number of layers, the 1 taken for it allows every layer to have none
     first_sharing = _count(config, 1, "num_hidden_layers") - _count(
         config, 0, "num_kv_shared_layers", low=0
     )
@@ -383,8 +383,8 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
 
 def _count(config: Mapping[str, Any], default: int | None, *keys: str, low: int = 1) -> int:
     """Return the value of the first of `keys` that the config has, after a check that it is an
-    integer of at least `low`, else `default`; raise an error if the config has none of `keys` and
-    `default` is None.
+    integer from `low` to 2^20, a bound for untrusted files; else `default`. Raise an error if the
+    config has none of `keys` and `default` is None.
     """
     entry = find(config, *keys)
     if entry is not None:

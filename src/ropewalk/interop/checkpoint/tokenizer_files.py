@@ -82,6 +82,6 @@ class FolderTokenizerFiles:
 
 
 def _ids(value: Any) -> Any:
-    """Return `value` if it is the index of a token or a list of such indices, else None."""
+    """Return `value` if it is the index of a token or a list of one or more, else None."""
     many = value if isinstance(value, list) else [value]
     return value if many and all(type(each) is int and each >= 0 for each in many) else None

@@ -54,8 +54,8 @@ class LayoutEvidence:
     """The detected layout, the confidence in it, and the evidence.
 
     confidence   "likely": strong evidence, none against it. "disputed": strong evidence, and weak
-                 evidence against it. "weak": only the weights indicate it. "undecided": no
-                 evidence, or strong evidence for both layouts; `layout` is None
+                 evidence against it. "weak": only the weights indicate it. "undecided": no evidence
+                 for either layout, or strong evidence for both; `layout` is None
     """
 
     layout: str | None
@@ -145,11 +145,12 @@ def _from_code(config: Mapping[str, Any], folder: Folder) -> LayoutObservation:
     family = families().get(str(model_type))
     if family is None:
         return LayoutObservation(f"model_type {model_type!r} is not a known family", None, "weak")
-    # a family is refused if its rotation cannot be described
-    if family.refused is not None or _meta_names(folder):
-        return LayoutObservation(
-            f"the layout of {model_type} is unknown for tensors with these names", None, "weak"
-        )
+    if family.refused is not None:
+        text = f"no spec describes the rotation of {model_type}: it {family.refused}"
+        return LayoutObservation(text, None, "weak")
+    if _meta_names(folder):
+        text = f"the layout of {model_type} is unknown for tensors with these names"
+        return LayoutObservation(text, None, "weak")
     if "rope_interleave" in family.reads and isinstance(interleave, bool):
         return LayoutObservation(
             f"rope_interleave is {str(interleave).lower()}",

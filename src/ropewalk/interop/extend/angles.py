@@ -29,7 +29,9 @@ Served = dict[str | None, set[str]]
 
 
 def lengths_around(trained: int) -> list[int]:
-    """Return lengths below, at and above a trained length, where scalings change their frequencies."""
+    """Return lengths of at least 8, below, at and above a trained length, where scalings change
+    their frequencies.
+    """
     # 8: a short text, yet longer than the positions 0, 1 and 2 at which angles are compared
     return sorted(
         {max(8, length) for length in (8, trained, trained + 1, 2 * trained + 1, 16 * trained)}

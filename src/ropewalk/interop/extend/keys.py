@@ -269,7 +269,7 @@ def _make_scaling(
     scaling_class: type[Scaling], factor: float | None, length: int, options: dict[str, Any]
 ) -> Scaling:
     """Return a scaling made from the factor, the trained length and options; raise an error about
-    unknown options.
+    an unknown option, and about a factor that is missing or that the scaling does not have.
     """
     names, title = {field.name for field in fields(scaling_class)}, scaling_class.name
     known = names - {"factor", "original_length"}
@@ -336,7 +336,7 @@ def _keys(
         keys[TRAINED_LENGTH_KEY] = length
     rope, spec = config.get("rope_parameters"), next(iter(new_specs.values()))
     if isinstance(scaling, Ntk) and config.get(LAYER_THETA_KEY) is not None:
-        # a layer with theta 0 or null does not rotate
+        # a layer with theta 0 does not rotate
         keys[LAYER_THETA_KEY] = [
             spec.theta if theta else theta for theta in config[LAYER_THETA_KEY]
         ]

@@ -1,9 +1,10 @@
 """LongRoPE2's search: find the critical pair and the factors from it on; the factors of the pairs
 before it follow from its factor.
 
-The critical pair is the first that does not complete a turn in training. In theory the base and the
-trained length determine it; but slow pairs are trained less well than the theory assumes, so the
-best choice lies a little earlier and is searched too. A pair's frequency is divided by its factor.
+The critical pair is the first that completes at most one turn in training. In theory the base and
+the trained length determine it; but slow pairs are trained less well than the theory assumes, so
+the best choice lies a little earlier and is searched too. A pair's frequency is divided by its
+factor.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from ropewalk.interop.extend.search import Factors
 
 
 def critical_dimension(dim: int, theta: float, length: float, turns: float = 1.0) -> int:
-    """Return ceil(dim / 2 * log_theta(length / (2 pi turns))): how many pairs complete `turns`
-    turns within `length` tokens. `dim` is twice the number of pairs.
+    """Return ceil(dim / 2 * log_theta(length / (2 pi turns))): how many pairs complete more than
+    `turns` turns within `length` tokens. `dim` is twice the number of pairs. The formula is not
+    limited: it is 0 or less if no pair completes so many, and may exceed dim / 2 if all do.
     """
     return math.ceil(dim / 2 * math.log(length / (2 * math.pi * turns)) / math.log(theta))
 
@@ -143,8 +145,8 @@ class _FactorSearch:
         return critical, factors
 
     def child(self, one: Candidate, other: Candidate) -> tuple[int, list[float]]:
-        """Return a candidate with the critical pair and the factors of `one`, except that some of
-        its slowest pairs have the factors of `other`.
+        """Return a candidate with the critical pair and the factors of `one`, except that its
+        slowest pairs, a random number of them, have the factors of `other`.
         """
         (critical, slow), (_, other_slow) = one, other
         # the number of factors from `other`

@@ -363,7 +363,8 @@ class _Target:
 
 def _respelled_keys(owner: Any, config: Mapping[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
     """Return the config keys with `rope_type`, or else with `type`: the first spelling that the
-    config's class accepts; raise an error if it accepts neither.
+    config's class accepts; raise an error if it accepts neither. A dict has no class to ask: its
+    keys are returned as they are.
 
     OLMo's class in transformers 4 reads `type`. Phi-3's accepts no scaling but longrope.
     """

@@ -57,7 +57,8 @@ def make_remapping(
     kind: str, trained: int, factor: float | None, options: Mapping[str, Any]
 ) -> Remapping:
     """Return the remapping `kind` with the given options; the others are chosen for `factor` times
-    the trained length, or have their defaults if `factor` is None.
+    the trained length, or have their defaults if `factor` is None. Raise an error if neither is
+    given.
     """
     remapping_class = REMAPPINGS[choice("kind", kind, REMAPPINGS)]
     # all remappings are dataclasses
@@ -96,7 +97,7 @@ class PassPositions:
     def __call__(
         self, module: nn.Module, args: tuple, kwargs: dict[str, Any]
     ) -> tuple[tuple, dict[str, Any]]:
-        """Return the arguments of the call with `POSITIONS_ARGUMENT` added to them."""
+        """Return the arguments of the call, with `POSITIONS_ARGUMENT` if it has positions."""
         given = dict(zip(self.order, args, strict=False)) | kwargs
         positions = given.get("position_ids")
         if positions is None:  # some layers are given no more than the result of the rotary module

@@ -170,7 +170,7 @@ def _note(remapping: Remapping) -> str:
 
 def _dual_chunk_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of dual chunk attention that the config of a long-context Qwen has: chunk,
-    local and length.
+    local and length; {} for any other config.
     """
     sizes = config.get(DUAL_CHUNK_KEY)
     if not isinstance(sizes, Mapping):
@@ -183,7 +183,7 @@ def _dual_chunk_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _layers_to_remap(config: Mapping[str, Any], names: Sequence[str] | None) -> dict[int, RopeSpec]:
     """Return {layer: spec} of the layers to remap: those that rotate and are of the types `names`;
-    raise an error if there are none.
+    raise an error if no layer of these rotates.
 
     names  None: the types without a window, or all types if no layer of these rotates; a config
            without layer_types has all its rotated layers remapped

@@ -20,7 +20,7 @@ class _Population:
 
     loss     the function to minimise
     highest  the largest factor that is allowed
-    step     factors are multiples of this
+    step     factors are rounded to multiples of this before they are limited
     random   gives random numbers
     losses   {candidate: its loss}
     """
@@ -108,7 +108,7 @@ def search_factors(
                 this
     population  candidates per round: half of them are children of the best population / 2 so far,
                 and half are mutants of the best quarter of those (of 4 at least)
-    step        factors are multiples of this
+    step        factors are rounded to multiples of this before they are limited
 
     The result is never worse than interpolation, NTK or no scaling with factors rounded to `step`,
     which are tried first.

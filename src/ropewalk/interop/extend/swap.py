@@ -156,11 +156,11 @@ def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _is_plain(name: str, value: Any) -> bool:
-    """Return whether an attribute is a value that the module's constructor set, other than the
-    config, a submodule and what belongs to torch.
+    """Return whether an attribute is a plain value: not the config, a submodule, a forward set on
+    the instance, or what belongs to torch.
     """
-    # torch's own attributes begin with _, except `training`; "forward" may be the replacement of a
-    # patch or of an accelerate hook
+    # torch's own attributes begin with _, except `training`; a patch or an accelerate hook sets
+    # "forward"
     return (
         not name.startswith("_")
         and name not in ("training", "config", "forward")

@@ -167,7 +167,9 @@ def _has(file: GgufFile, key: str, value: Any) -> bool:
     """
     name, given = file.architecture, file.metadata.get(key)
     if isinstance(given, Array):
-        return file.array(key) == value
+        # the only array is that of sections, whose last ones may be left out if they are 0
+        entries = file.array(key)
+        return [*entries, *[0] * (len(value) - len(entries))] == value
     if isinstance(given, float) and isinstance(value, int | float):
         return math.isclose(given, value, rel_tol=1e-7)  # a file has float32
     if given is not None:

@@ -71,7 +71,8 @@ class GgufTokenizerFiles:
         """Return the contents of the Hugging Face files by name. A tokenizer that cannot be built
         is left out, with a warning.
 
-        token_ids  the ids that generation_config.json gets
+        token_ids  the ids that generation_config.json gets, without those that are None; the file
+                   is left out if no id remains
         """
         given = {key: value for key, value in token_ids.items() if value is not None}
         files = {"generation_config.json": _json(given)} if given else {}

@@ -120,7 +120,7 @@ def matches_of(module: nn.Module, backend: str | None) -> dict[str | None, Rotar
 
 def unequal_members(module: nn.Module, conventions: Sequence[Convention]) -> RopeError | None:
     """Return an error if the tables of a rotary module fit a rotation only while all axes of a
-    position are equal.
+    position are equal; None otherwise.
 
     HunYuan-VL rotates the two members of a pair by different axes, which is no rotation.
     """

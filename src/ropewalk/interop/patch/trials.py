@@ -75,7 +75,7 @@ class _Trials:
     @torch.no_grad()
     def convention(self) -> Convention | None:
         """Return the first convention whose replacement agrees with the function in every call that
-        the function supports.
+        the function supports; None if there is none.
         """
         for axes, candidate in self._candidates():
             if not self._agree(candidate, self._call(axes, candidate)):
