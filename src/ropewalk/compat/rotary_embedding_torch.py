@@ -238,15 +238,19 @@ class RotaryEmbedding(nn.Module):
         scale: float | Tensor | None = None,
     ) -> Tensor:
         """Rotate t at positions offset, offset + 1, ... and multiply it by `scale`, the multipliers
-        of xPos [tokens, dim] or a number. An `offset` [B] has one number for each row.
+        of xPos [tokens, dim] or a number. An `offset` [B] has one number for each row, an integer
+        or a real one.
         """
         if self.use_xpos and scale is None:
             raise RopeError(
                 "scale", "must be given with use_xpos; or call rotate_queries_and_keys", None
             )
         seq_dim = self.default_seq_dim if seq_dim is None else seq_dim
+        is_real = (
+            offset.is_floating_point() if isinstance(offset, Tensor) else isinstance(offset, float)
+        )
         # fixed frequencies at integer positions: the exact rotation, without a table
-        if scale is None and not self.learned_freq and not isinstance(offset, float):
+        if scale is None and not self.learned_freq and not is_real:
             interpolated = tuple(radians / self.interpolate_factor for radians in self._radians)
             return rotation.rotate(
                 t, _spec(interpolated, t.shape[-1]), offset=offset, seq_dim=seq_dim
