@@ -312,9 +312,9 @@ class RotaryEmbedding(nn.Module):
         return self.rotate_queries_with_cached_keys(q, k, seq_dim)
 
     def get_scale(self, t: Tensor, seq_len: int | None = None, offset: int = 0) -> Tensor:
-        """Return xPos's multipliers of queries [S, dim], float32, at positions t [S], centred on
-        the middle of t; both dimensions of a pair have the same. `seq_len` and `offset` are
-        ignored.
+        """Return xPos's multipliers of queries [S, dim], float32, at positions t [S]; they are 1 at
+        position S // 2, as in the original. Both dimensions of a pair have the same; `seq_len` and
+        `offset` are ignored.
         """
         if not self.use_xpos:
             raise RopeError("use_xpos", "must be True for get_scale", False)
