@@ -246,11 +246,9 @@ class RotaryEmbedding(nn.Module):
                 "scale", "must be given with use_xpos; or call rotate_queries_and_keys", None
             )
         seq_dim = self.default_seq_dim if seq_dim is None else seq_dim
-        is_real = (
-            offset.is_floating_point() if isinstance(offset, Tensor) else isinstance(offset, float)
-        )
+        is_real = isinstance(offset, Tensor) and offset.is_floating_point()
         # fixed frequencies at integer positions: the exact rotation, without a table
-        if scale is None and not self.learned_freq and not is_real:
+        if scale is None and not self.learned_freq and not (is_real or isinstance(offset, float)):
             interpolated = tuple(radians / self.interpolate_factor for radians in self._radians)
             return rotation.rotate(
                 t, _spec(interpolated, t.shape[-1]), offset=offset, seq_dim=seq_dim
@@ -275,8 +273,8 @@ class RotaryEmbedding(nn.Module):
         """Rotate q and unrotated cached keys k: k from position 0 on, q from (k's length - q's
         length + offset) on.
 
-        With xPos both are centred on the middle of k, so the scores are those of the whole
-        sequence.
+        With xPos the multipliers of both are 1 at the same position, so the scores are those of the
+        whole sequence, if `offset` is 0.
         """
         seq_dim = self.default_seq_dim if seq_dim is None else seq_dim
         q_len, k_len = q.shape[seq_dim], k.shape[seq_dim]
@@ -300,8 +298,8 @@ class RotaryEmbedding(nn.Module):
     def rotate_queries_and_keys(
         self, q: Tensor, k: Tensor, seq_dim: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Rotate q and k with xPos: queries shrink and keys grow with position, relative to the
-        middle of the sequence.
+        """Rotate q and k with xPos: queries shrink and keys grow with position; both multipliers are
+        1 at position (tokens of k) // 2.
         """
         if not self.use_xpos:
             raise RopeError(
