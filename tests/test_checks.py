@@ -387,6 +387,15 @@ def test_views_of_unlike_strides_are_found_to_share_an_element():
     )
 
 
+def test_elements_of_two_sizes_share_memory_where_their_bytes_do():
+    """k holds bfloat16 in the bytes 20 to 36; q holds 5 float32, 20 bytes, or 6."""
+    memory = torch.zeros(9)
+    k = memory.view(torch.bfloat16).as_strided((8,), (1,), 10)
+    for count, shared in ((5, False), (6, True)):
+        q = memory.as_strided((count,), (1,), 0)
+        assert tokens._share_elements(q, k) == tokens._share_elements(k, q) == shared
+
+
 def test_the_error_for_two_axes_states_the_shape_of_positions():
     spec = rw.RopeSpec(8, axes=rw.axes.axial(2, 2))
     with pytest.raises(rw.RopeError, match=r"or \[2, 1, 3\]"):

@@ -3,7 +3,8 @@
 Most multi-dimensional RoPEs are a vector with the axis of each pair (`AxisMap`). In the others,
 axes or directions differ from head to head (`HeadAxes`, `GoldenAxes`), or each pair has a learned
 frequency on every axis (`MixedAxes`). A ladder is a geometric series of frequencies, theta^(-2i/d)
-for i = 0, 1, 2, ...: that of all pairs, or that of the pairs of one axis.
+for i = 0, 1, 2, ...: that of all pairs, or that of the pairs of one axis. The bounds of axes, heads
+and pairs are far above those of any model; they catch typing errors.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class MixedAxes:
 
     The initial values are rope-vit's: a random direction per head, half of the pairs along it and
     half perpendicular to it. `Rope` draws the directions from `seed`; the lengths of the vectors
-    are the ladder of `theta`. `fractional`: coordinates may be real numbers.
+    are, in each half, the ladder theta^(-2i/d) with d = pairs. `fractional`: coordinates may be
+    real numbers.
     """
 
     num_heads: int
@@ -192,8 +194,9 @@ class GoldenAxes:
         """Return unit vectors, floats [heads][pairs][axes], by which the frequencies of the ladder
         are multiplied.
         """
+        # ten steps of fixed-point iteration, as in the author's code, for the generalised golden
+        # ratio: x^(axes + 1) = x + 1
         ratio = 2.0
-        # fixed-point iteration for the generalised golden ratio: x^(axes + 1) = x + 1
         for _ in range(10):
             ratio = (1 + ratio) ** (1 / (self.num_axes + 1))
         steps = [ratio**-power for power in range(1, self.num_axes + 1)]

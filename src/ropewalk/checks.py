@@ -268,27 +268,29 @@ def _may_overlap_itself(x: Tensor) -> bool:
 
 
 def _share_elements(q: Tensor, k: Tensor) -> bool:
-    """Return whether q and k, neither of which overlaps itself, have an element of memory in
-    common.
-    """
+    """Return whether q and k, neither of which overlaps itself, have a byte of memory in common."""
     if (
         not q.numel()
         or not k.numel()
         or q.untyped_storage().data_ptr() != k.untyped_storage().data_ptr()
     ):
         return False
-    # element i of q is element j of k if sum(q_stride * i) - sum(k_stride * j) is the distance
-    # between their starts. A step is one term of it: (stride, least count, most count); an axis with
-    # equal strides gives one step, whose count is i - j
+    # in bytes, because q and k may have elements of different sizes. Byte i of q is byte j of k if
+    # sum(q_stride * i) - sum(k_stride * j) is the distance between their starts. A step is one term
+    # of it: (stride, least count, most count); an axis with equal strides gives one step, whose count
+    # is i - j. The last axis is that of the bytes of an element
+    q_strides, k_strides = ([n * x.element_size() for n in x.stride()] + [1] for x in (q, k))
+    q_sizes, k_sizes = ((*x.shape, x.element_size()) for x in (q, k))
     steps = []
     for q_stride, q_size, k_stride, k_size in zip(
-        q.stride(), q.shape, k.stride(), k.shape, strict=True
+        q_strides, q_sizes, k_strides, k_sizes, strict=True
     ):
         if q_stride == k_stride:
             steps.append((q_stride, 1 - k_size, q_size - 1))
         else:
             steps += [(q_stride, 0, q_size - 1), (k_stride, 1 - k_size, 0)]
-    return _can_sum_to(int(k.storage_offset() - q.storage_offset()), sorted(steps, reverse=True))
+    starts = [int(x.storage_offset()) * x.element_size() for x in (q, k)]
+    return _can_sum_to(starts[1] - starts[0], sorted(steps, reverse=True))
 
 
 def _can_sum_to(distance: int, steps: list[tuple[int, int, int]]) -> bool:

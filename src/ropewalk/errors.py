@@ -64,7 +64,9 @@ def number(
 
 
 def integer(field: str, value: object, *, low: int, high: int = 2**62) -> int:
-    """Return `value` as an int with low <= value <= high; 8.0 is not accepted."""
+    """Return `value` as an int with low <= value <= high; 8.0 and True are not accepted. The default
+    of `high` leaves room for sums in 64 bits.
+    """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise RopeError(field, "must be an integer", value)
     result = int(value)

@@ -259,7 +259,7 @@ def array(xp: Any, values: Any) -> Any:
 
 def rotated(xp: Any, x: Any, cos: Any, sin: Any, spec: RopeSpec) -> Any:
     """Return x [..., S, H, D] rotated by cos and sin [..., S, pairs]; computed in float32 and
-    rounded once.
+    rounded once, to the dtype of x.
     """
     start, width = spec.rotary_start, 2 * spec.pairs
     cos, sin = cos[..., None, :], sin[..., None, :]  # the same for all heads

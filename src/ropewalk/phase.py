@@ -18,7 +18,7 @@ TURN = 1 << 64
 
 def phase_step(radians: Decimal | float) -> int:
     """Return round(radians / (2 pi) * 2^64) modulo 2^64: the phase of one step. It is 0 for a
-    frequency that is not finite.
+    frequency that is not finite, which only a scaling of the user's own can give.
     """
     exact = Decimal(radians)
     if not exact.is_finite():

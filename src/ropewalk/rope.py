@@ -213,8 +213,8 @@ class Rope(nn.Module):
         return self._tables(request, seq, device, dtype, key)
 
     def table_bytes(self, length: int) -> int:
-        """Return how many bytes of tables and phase steps are kept at most on each device once
-        queries at positions 0 ... length - 1 were rotated.
+        """Return how many bytes are kept at most on each device once queries at positions 0 ...
+        length - 1 were rotated: tables, and the angle of each pair at position 1 as an integer.
 
         Ropes with equal specs share them. The rows that keys have of their own, where their
         magnitude differs from that of queries, come on top.

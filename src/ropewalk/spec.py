@@ -379,7 +379,7 @@ def _rebuilt(fingerprint: str) -> RopeSpec:
 def _as_tuples(value: Any) -> Any:
     """Return a dataclass as (class name, (field, value), ...), nested for fields that hold
     dataclasses, a list as a tuple and other values as they are; raise an error for an array. Two
-    results have the same `repr` exactly when the dataclasses are equal.
+    results have the same `repr` only if the dataclasses are equal; 0.0 and -0.0 are told apart.
     """
     if isinstance(value, RopeSpec):
         # a rotary_dim or layout_out of None is written as the value that it stands for, so that the

@@ -300,6 +300,18 @@ def test_gradients_flow_through_a_fused_projection():
             ),
             "seqlen_offsets",
         ),
+        *(
+            (
+                lambda offset=offset: flash_attn.apply_rotary_emb(
+                    torch.randn(9, H, D),
+                    *tables(),
+                    seqlen_offsets=offset,
+                    cu_seqlens=torch.tensor([0, 2, 9]),
+                ),
+                "seqlen_offsets",
+            )
+            for offset in (1.5, torch.tensor([1.5, 2.5]))
+        ),
     ],
 )
 def test_wrong_arguments_of_flash_attn_functions_are_refused_by_name(call, field):

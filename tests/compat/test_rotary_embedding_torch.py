@@ -293,7 +293,9 @@ def test_an_offset_may_be_a_tensor_or_a_fraction():
         mine.rotate_queries_or_keys(x, offset=4),
     )
     exact = definition(x, mine.freqs, torch.arange(7) + 0.5)
-    assert_close(mine.rotate_queries_or_keys(x, offset=0.5).double(), exact, rtol=0, atol=1e-6)
+    for offset in (0.5, torch.tensor(0.5), torch.tensor([0.5, 0.5])):
+        found = mine.rotate_queries_or_keys(x, offset=offset)
+        assert_close(found.double(), exact, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("given", [{}, {"learned_freq": True}, {"use_xpos": True}])

@@ -268,6 +268,11 @@ def test_an_unknown_encoding_name_is_refused_with_the_known_ones():
         make_encoding("rotary", num_heads=1, head_dim=2)
 
 
+def test_an_encoding_for_embeddings_without_dimensions_is_refused():
+    with pytest.raises(RopeError, match="model_dim"):
+        make_encoding("rope", num_heads=1, head_dim=2, model_dim=0)
+
+
 def test_every_encoding_has_an_entry_point_and_a_docstring():
     for encoding in ENCODINGS.values():
         assert encoding.entry in ("none", "input", "qk", "scores")

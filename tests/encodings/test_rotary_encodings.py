@@ -11,7 +11,7 @@ from door import assert_refused
 from ropewalk import axes
 from ropewalk.encodings import Sizes, make_encoding
 from ropewalk.encodings.base import distances
-from ropewalk.encodings.rotary import RotaryAlibi, RotaryRelativeBias
+from ropewalk.encodings.rotary import Rotary, RotaryAlibi, RotaryRelativeBias
 from ropewalk.spec import RopeSpec
 
 HEADS = 3
@@ -148,6 +148,12 @@ def test_nezha_adds_the_vectors_of_the_distances_to_the_values():
 )
 def test_only_rotates_is_false_for_encodings_with_a_bias_or_another_rotate(name, only):
     assert make_encoding(name, num_heads=2, head_dim=8).only_rotates is only
+
+
+@pytest.mark.parametrize("method", ["embed", "rotate", "bias", "value_bias"])
+def test_a_subclass_that_changes_one_method_does_more_than_rotate(method):
+    changed = type("Changed", (Rotary,), {method: lambda self, *arguments, **options: None})
+    assert not changed(Sizes(2, 8, 16, 32)).only_rotates
 
 
 @pytest.mark.parametrize(("name", "head_dim"), [("rope_2d", 2), ("rope_3d", 4)])

@@ -81,3 +81,8 @@ def test_attention_takes_vjepa2_and_a_cache_refuses_to_move_its_keys():
 
 def test_a_head_too_small_for_three_axes_is_refused():
     assert_refused("head_dim", lambda: made(5))
+
+
+@pytest.mark.parametrize("theta", [0, -2.0, float("nan")])
+def test_a_theta_without_frequencies_is_refused(theta):
+    assert_refused("theta", lambda: VJepa2(Sizes(2, 12, 24, 64), theta))

@@ -194,6 +194,13 @@ def test_no_tokens_give_an_empty_result_and_leave_the_cache_as_it_is():
     assert bool(cache.k.isnan().all())
 
 
+@pytest.mark.parametrize("shape", [(0,), (2, 0)])
+def test_packed_qkv_without_tokens_gives_empty_heads(shape):
+    packed = torch.zeros(*shape, (Q + 2 * K) * D)
+    q, k = qk_norm_rope(packed, spec=SPEC, positions=torch.zeros(shape).long(), heads=(Q, K))
+    assert (q.shape, k.shape) == ((*shape, Q, D), (*shape, K, D))
+
+
 def test_return_kv_returns_the_rotated_keys_and_the_given_values_of_all_tokens():
     (q, k, v), (wanted_q, wanted_k), (_, given) = cached(poisoned(SLOTS, K, D), return_kv=True)
     for found, wanted in ((q, wanted_q), (k, wanted_k), (v, given)):

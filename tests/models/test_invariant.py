@@ -7,6 +7,7 @@ import torch
 
 from door import assert_refused
 from ropewalk.attention import KVCache
+from ropewalk.kernels.invariant.api import attention
 from ropewalk.models import Decoder, DecoderConfig
 
 SIZES = {
@@ -46,6 +47,11 @@ def test_the_values_are_those_of_the_ordinary_forward(options):
     torch.testing.assert_close(
         model(tokens, padding=padding)[padding], expected[padding], rtol=1e-6, atol=1e-6
     )
+
+
+def test_attention_without_queries_is_empty():
+    q, k = torch.zeros(2, 0, 4, 6), torch.zeros(2, 2, 3, 6)
+    assert attention(q, k, k, torch.zeros(2, dtype=torch.int64), 1.0).shape == q.shape
 
 
 @torch.no_grad()

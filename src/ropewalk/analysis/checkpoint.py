@@ -42,7 +42,7 @@ class Checkpoint:
     explanation: Explanation
     #: layer type -> its facts; None if it is not rotated
     layers: dict[str, Facts | None]
-    #: layer type -> where its trained and its served length came from
+    #: layer type that is rotated -> where its trained and its served length came from
     sources: dict[str, tuple[str, str]]
 
 
@@ -111,7 +111,7 @@ def _lengths(
     spec: RopeSpec, longest: Sourced | None, trained: int | None, served: int | None
 ) -> tuple[Sourced, Sourced]:
     """Return the trained and the served length, each as (tokens, where the number came from); raise
-    an error if the config has no length and none was given.
+    an error if neither the config nor the caller gives the trained one.
 
     longest          the longest sequence that the config names, in the same form
     trained, served  the caller's values in tokens, which take precedence

@@ -129,8 +129,8 @@ class Facts:
 
     @cached_property
     def memory(self) -> dict[str, int]:
-        """The bytes of tables and phase steps that `Rope(spec, tables=...)` keeps for the served
-        length, by the value of `tables`.
+        """The bytes that `Rope(spec, tables=...)` keeps for the served length, by the value of
+        `tables`: tables, and the angle of each pair at position 1 as an integer.
         """
         return memory(self.spec, self.served)
 

@@ -35,7 +35,7 @@ class Numbers(Protocol):
 
 def radians(spec: RopeSpec, length: int | None = None) -> tuple[float, ...]:
     """Return the frequency of every pair, not rounded to float32 whatever the spec's precision;
-    `length` is the sequence length, which some scalings depend on.
+    `length` is the sequence length, which some scalings depend on; None: the trained length.
     """
     require_one_series(spec)
     return spec.with_(precision="exact").ladder_frequencies(length).radians
@@ -107,8 +107,9 @@ def critical_dimension(radians: Numbers, length: float) -> int:
     """Return how many dimensions belong to pairs that complete at least one turn within `length`
     positions.
 
-    Without scaling this is 2 * ceil(d/2 * log_theta(length / (2 pi))), the critical dimension of
-    "Scaling Laws of RoPE-based Extrapolation": 92 for Llama 2.
+    Without scaling, and for a length between the shortest and the longest wavelength, this is 2 *
+    ceil(d/2 * log_theta(length / (2 pi))), the critical dimension of "Scaling Laws of RoPE-based
+    Extrapolation": 92 for Llama 2.
     """
     return 2 * sum(count >= 1 for count in turns(radians, length))
 
@@ -135,7 +136,7 @@ def aliasing(radians: Numbers, length: float) -> Aliasing:
     return Aliasing(min(finite), max(finite), sum(wave <= length for wave in waves), len(waves))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)  # arrays have no single answer to ==
 class Coverage:
     """How many turns each pair completes, one number for each pair.
 
@@ -180,8 +181,8 @@ def stretch(spec: RopeSpec, length: int | None = None) -> tuple[float, ...]:
 def bands(spec: RopeSpec, length: int | None = None) -> list[str]:
     """Return what the scaling does to each pair: one of BANDS.
 
-    "interpolated" means divided by the scaling's factor, or, if it has no fixed factor, as slow as
-    the most slowed pair.
+    "interpolated" means divided by the scaling's factor or by more; if the scaling has no fixed
+    factor, divided by as much as the pair that slows most.
     """
     ratios = [abs(ratio) for ratio in stretch(spec, length)]  # scaled / unscaled frequency
     # the factor of a scaling that depends on the length is not what the frequencies are divided by

@@ -27,6 +27,7 @@ from ropewalk.checks import check_no_overlap, check_tables, check_tensor
 from ropewalk.errors import RopeError, integer, number
 from ropewalk.frequencies import Default, XPos
 from ropewalk.kernels.rotation.definition import join_pairs, split_pairs
+from ropewalk.positions.text import check_integers
 from ropewalk.rope import Rope
 from ropewalk.rotation import table_rows
 from ropewalk.spec import RopeSpec
@@ -324,6 +325,10 @@ def _rows(x: Tensor, offset: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
     """Return the table row of every token, which is its position: [S], or [B, S] for an offset per
     row; packed [T] if `cu_seqlens`, the boundaries of the sequences, are given.
     """
+    if isinstance(offset, Tensor):
+        check_integers("seqlen_offsets", offset, "B")
+    else:
+        integer("seqlen_offsets", offset, low=-(2**62))
     if cu_seqlens is None:
         if x.ndim != 4:
             raise RopeError("x", "must be [B, S, H, D] without cu_seqlens", list(x.shape))

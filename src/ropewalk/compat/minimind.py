@@ -32,8 +32,8 @@ def precompute_freqs_cis(
     """Return cos and sin [end, dim], float32, both halves equal; `rope_base` is theta, `rope_scaling`
     a YaRN config as MiniMind reads it.
 
-    Frequencies are scaled only if `end` exceeds the trained length; `attention_factor` is 1 unless
-    given.
+    Frequencies are scaled only if `end` exceeds the trained length; `attention_factor`, 1 unless
+    given, multiplies cos and sin in any case.
     """
     integer("end", end, low=1)
     radians = 1.0 / periods(
@@ -58,9 +58,10 @@ def precompute_freqs_cis(
 def _frequency_factors(
     dim: int, base: float, length: int, rope_scaling: Mapping[str, Any]
 ) -> Tensor:
-    """Return the factor on each pair's frequency, float64 [pairs]: 1 for pairs that make at least
-    beta_fast turns within the trained `length`, 1 / factor for those that make at most beta_slow,
-    and a linear blend between. `rope_scaling` gives the factor, beta_fast and beta_slow.
+    """Return the factor on each pair's frequency, float64 [pairs]: 1 for the first pair and for
+    those that make at least beta_fast turns within the trained `length`, 1 / factor for others that
+    make at most beta_slow or are the last, and a linear blend between. `rope_scaling` gives the
+    factor, beta_fast and beta_slow.
     """
     check_log_theta(base)
     factor = number("factor", rope_scaling.get("factor", 16), low=1)

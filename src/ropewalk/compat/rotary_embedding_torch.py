@@ -238,15 +238,17 @@ class RotaryEmbedding(nn.Module):
         scale: float | Tensor | None = None,
     ) -> Tensor:
         """Rotate t at positions offset, offset + 1, ... and multiply it by `scale`, the multipliers
-        of xPos [tokens, dim] or a number. An `offset` [B] has one number for each row.
+        of xPos [tokens, dim] or a number. An `offset` [B] has one number for each row, an integer
+        or a real one.
         """
         if self.use_xpos and scale is None:
             raise RopeError(
                 "scale", "must be given with use_xpos; or call rotate_queries_and_keys", None
             )
         seq_dim = self.default_seq_dim if seq_dim is None else seq_dim
+        is_real = isinstance(offset, Tensor) and offset.is_floating_point()
         # fixed frequencies at integer positions: the exact rotation, without a table
-        if scale is None and not self.learned_freq and not isinstance(offset, float):
+        if scale is None and not self.learned_freq and not (is_real or isinstance(offset, float)):
             interpolated = tuple(radians / self.interpolate_factor for radians in self._radians)
             return rotation.rotate(
                 t, _spec(interpolated, t.shape[-1]), offset=offset, seq_dim=seq_dim
@@ -271,8 +273,8 @@ class RotaryEmbedding(nn.Module):
         """Rotate q and unrotated cached keys k: k from position 0 on, q from (k's length - q's
         length + offset) on.
 
-        With xPos both are centred on the middle of k, so the scores are those of the whole
-        sequence.
+        With xPos the multipliers of both are 1 at the same position, so the scores are those of the
+        whole sequence, if `offset` is 0.
         """
         seq_dim = self.default_seq_dim if seq_dim is None else seq_dim
         q_len, k_len = q.shape[seq_dim], k.shape[seq_dim]
@@ -296,8 +298,8 @@ class RotaryEmbedding(nn.Module):
     def rotate_queries_and_keys(
         self, q: Tensor, k: Tensor, seq_dim: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Rotate q and k with xPos: queries shrink and keys grow with position, relative to the
-        middle of the sequence.
+        """Rotate q and k with xPos: queries shrink and keys grow with position; both multipliers are
+        1 at position (tokens of k) // 2.
         """
         if not self.use_xpos:
             raise RopeError(
@@ -308,9 +310,9 @@ class RotaryEmbedding(nn.Module):
         return self.rotate_queries_with_cached_keys(q, k, seq_dim)
 
     def get_scale(self, t: Tensor, seq_len: int | None = None, offset: int = 0) -> Tensor:
-        """Return xPos's multipliers of queries [S, dim], float32, at positions t [S], centred on
-        the middle of t; both dimensions of a pair have the same. `seq_len` and `offset` are
-        ignored.
+        """Return xPos's multipliers of queries [S, dim], float32, at positions t [S]; they are 1 at
+        position S // 2, as in the original. Both dimensions of a pair have the same; `seq_len` and
+        `offset` are ignored.
         """
         if not self.use_xpos:
             raise RopeError("use_xpos", "must be True for get_scale", False)

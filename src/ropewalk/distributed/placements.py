@@ -60,8 +60,9 @@ def _shard(x, dim: int):
 
 
 def _shard_rows(positions, batch_rows: int):
-    """Return Shard of the batch axis of positions [.., B, S], or Replicate if one row of positions
-    is for all `batch_rows` rows of the rotated tensor; None without positions.
+    """Return Shard of the batch axis of positions [.., B, S], or Replicate if they have none or one
+    row of positions is for several rows, `batch_rows`, of the rotated tensor; None without
+    positions.
     """
     # the batch axis of [S], [B, S] and [axes, B, S]
     dim = {1: None, 2: 0, 3: 1}.get(getattr(positions, "ndim", 0))

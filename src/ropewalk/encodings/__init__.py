@@ -65,8 +65,9 @@ def make_encoding(
     model_dim  the width of the embeddings; None: num_heads * head_dim
     length     the longest trained sequence
     """
+    model_dim = num_heads * head_dim if model_dim is None else model_dim
     return ENCODINGS[choice("encoding", name, ENCODINGS)](
-        Sizes(num_heads, head_dim, model_dim or num_heads * head_dim, length)
+        Sizes(num_heads, head_dim, model_dim, length)
     )
 
 

@@ -46,7 +46,7 @@ class Alibi(ScoreBias):
     """ALiBi: subtracts slope_h * |distance| from the scores of head h; the slopes are fixed."""
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        """Return minus slope times distance, [H, Sq, Sk] or [B, H, Sq, Sk]."""
+        """Return minus slope times |distance|, [H, Sq, Sk] or [B, H, Sq, Sk]."""
         slopes = alibi_slopes(self.sizes.num_heads).to(q.device).view(-1, 1, 1)
         return (-slopes * distances(q_positions, k_positions).abs()).float()
 

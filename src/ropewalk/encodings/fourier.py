@@ -92,7 +92,9 @@ class Fourier(Encoding):
         return torch.cat((pairs, pairs), dim=-1)
 
     def why_not(self, what: str) -> str | None:
-        """Return why FoPE does not support `what`, or None if it does."""
+        """Return why FoPE does not support `what`, "linear" or "rerotate" of `Encoding.why_not`, or
+        None if it supports it.
+        """
         reasons = {
             "linear": "linear attention rotates features, and FoPE is no rotation",
             "rerotate": (

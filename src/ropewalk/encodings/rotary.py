@@ -41,7 +41,8 @@ class Rotary(Encoding):
     @property
     def only_rotates(self) -> bool:
         """Whether the encoding is the rotation of `rope` and nothing else."""
-        return type(self).rotate is Rotary.rotate and type(self).bias is Encoding.bias
+        methods = ("embed", "rotate", "bias", "value_bias")
+        return all(getattr(type(self), name) is getattr(Rotary, name) for name in methods)
 
     def rotate(
         self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None

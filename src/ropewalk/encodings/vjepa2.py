@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.encodings.base import Encoding, Sizes
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, number
 from ropewalk.kernels.request import table_dtype
 
 
@@ -39,7 +39,7 @@ class VJepa2(Encoding):
             raise RopeError(
                 "head_dim", "must be at least 6, two dimensions for each axis", sizes.head_dim
             )
-        self.theta = theta
+        self.theta = number("theta", theta, above=0)
 
     def rotate(
         self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None

@@ -94,7 +94,7 @@ class _YarnBands(Scaling):
     Fast pairs complete at least `beta_fast` turns within `original_length`, slow pairs at most
     `beta_slow`; `truncate` rounds the ends of the blend outwards to whole pairs. The magnitude is
     `attention_factor` if that is given; m(mscale) / m(mscale_all_dim) if both of these weights are
-    given, with m(w) = 0.1 w ln(stretch) + 1; otherwise YaRN's own, m(1).
+    given and not 0, with m(w) = 0.1 w ln(stretch) + 1; otherwise YaRN's own, m(1).
     """
 
     original_length: int = setting(2048, low=1, key=TRAINED_LENGTH_KEY, required=True)

@@ -58,7 +58,7 @@ class Linear(Scaling):
 @dataclass(frozen=True)
 class Ntk(Scaling):
     """NTK-aware: theta grows to theta * s^(d/(d-2)), s = `factor`, so the slowest pair slows by s
-    and the fastest is unchanged.
+    and the fastest is unchanged. A single pair is both, and is unchanged.
     """
 
     factor: float = setting(1.0, low=1, high=MAX_FACTOR)
@@ -71,11 +71,11 @@ class Ntk(Scaling):
 
 @dataclass(frozen=True)
 class Riflex(Scaling):
-    """RIFLEx: one pair slows so that `frames` steps are `share` of its turn, and a longer video
+    """RIFLEx: one pair rotates so that `frames` steps are `share` of its turn, and a longer video
     does not repeat itself.
 
-    The slowed pair is the one whose wavelength is nearest to `repeat`, the number of latent frames
-    after which videos of the model begin to repeat. Apply this scaling to the time axis alone:
+    It is the pair whose wavelength is nearest to `repeat`, the number of latent frames after which
+    videos of the model begin to repeat. Apply this scaling to the time axis alone:
     `axes.axial(8, 28, 28, scaled=[0])`.
     """
 
@@ -85,8 +85,8 @@ class Riflex(Scaling):
     name: ClassVar[str] = "riflex"
 
     def pair(self, dim: int, theta: float) -> int:
-        """Return the index of the pair that is slowed: the one whose wavelength is nearest to
-        `repeat`, both in frames.
+        """Return the index of the pair whose frequency is replaced: the one whose wavelength is
+        nearest to `repeat`, both in frames.
         """
         wavelengths = [2 * math.pi * theta ** (2 * i / dim) for i in range(dim // 2)]
         return min(range(dim // 2), key=lambda i: abs(wavelengths[i] - self.repeat))
@@ -135,8 +135,8 @@ class Dynamic(Scaling):
 
 @dataclass(frozen=True)
 class Proportional(Scaling):
-    """p-RoPE: the fastest `fraction` of the pairs rotate, slowed by `factor`; the others have
-    frequency 0. All are pairs of the whole head, so the number of pairs and theta^(-2i/d) do not
+    """p-RoPE: the fastest `fraction` of the pairs, rounded down, rotate, slowed by `factor`; the
+    others have frequency 0. All are pairs of the whole head, so the number of pairs and theta^(-2i/d) do not
     depend on `fraction`.
     """
 

@@ -80,13 +80,14 @@ def ramp(
     1 from the pair that completes `slow` turns on.
 
     It is linear between. Both ends are pair indices that may be fractional; `truncate` moves them
-    outwards to whole pairs.
+    outwards to whole pairs. If the first is above dim - 1, as with a small theta, the ramp is 1 for
+    all pairs.
     """
     low, high = (turns_to_pair(turns, dim, theta, length, ops) for turns in (fast, slow))
     if truncate:
         low, high = math.floor(low), math.ceil(high)
-    # dim - 1, although the last pair is dim / 2 - 1, and 0.001 instead of a division by zero: both
-    # as in transformers
+    # as in transformers: dim - 1, although the last pair is dim / 2 - 1, with which `low` may be
+    # above `high`; and 0.001 instead of a division by zero
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
         high = high + ops.number(1) / 1000

@@ -124,7 +124,7 @@ class Scaling:
 
     def frequencies(self, dim: int, theta: float, length: int | None = None) -> Frequencies:
         """Return the frequencies of the dim/2 pairs; `length` is used only if `needs_length`, and
-        None or 0 gives those of the trained length.
+        None or 0, that of an empty sequence, gives those of the trained length.
         """
         length = integer("length", length, low=1) if self.needs_length and length else None
         return _computed_frequencies(self, dim, theta, length)
@@ -223,9 +223,11 @@ def _computed_frequencies(
 
 
 def number_tuple(name: str, value: Any, **bounds: float) -> tuple[float, ...]:
-    """Return the numbers of a list, tuple or tensor as a tuple; each must be within the bounds."""
+    """Return the numbers of a list, tuple or tensor as a tuple; raise an error if there is none, or
+    one is out of bounds.
+    """
     if hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, list | tuple) or not value:
-        raise RopeError(name, "must be a list of numbers", value)
+        raise RopeError(name, "must be a list of at least one number", value)
     return tuple(number(f"{name}[{i}]", x, **bounds) for i, x in enumerate(value))

@@ -79,7 +79,7 @@ BACKENDS: dict[str, Backend] = {
 
 def pick(xs: tuple[Tensor, ...], request: AnyRequest, name: str | None = None) -> Backend:
     """Return the backend called `name`, or without a name the first that can rotate all of `xs`;
-    raise if the named one cannot.
+    raise an error if the named one cannot.
     """
     if name is None:
         # "eager" can rotate every tensor, so one is always found

@@ -24,7 +24,7 @@ _REBUILD = (
 
 
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    """Return the library, or None and the reason why there is none."""
+    """Return (library, ""), or (None, the reason why there is none)."""
     if not _PATH.exists():
         return None, f"the native library was not built when ropewalk was installed; {_REBUILD}"
     try:
@@ -55,9 +55,8 @@ POOLS = {
 
 def join_pool(*names: str) -> str:
     """Select the first of the named thread pools that this torch has, and return its name; "serial"
-    if it has none.
+    if it has none. The library must be loaded.
     """
-    # only called if the library was loaded
     library: ctypes.CDLL = handle  # type: ignore[assignment]
     library.ropewalk_serial()  # no pool, unless one is found below
     try:
@@ -89,12 +88,11 @@ def isas() -> dict[str, int]:
 
 def choose_isa(name: str | None = None) -> str:
     """Select an instruction set for the whole process, the widest if `name` is None, and return its
-    name.
+    name. The library must be loaded.
     """
     indices = isas()
     # an error is reported for the environment variable by which users choose
     name = choice("ROPEWALK_ISA", name, indices) if name else next(iter(indices))
-    # `indices` is not empty, so the library was loaded
     handle.ropewalk_choose_isa(indices[name])  # type: ignore[union-attr]
     return name
 

@@ -57,7 +57,7 @@ class ProductTile:
     their sums at a time.
 
     Rows of the last tile that x does not have are masked if `masked`; otherwise they read rows of x
-    again.
+    again, which is faster unless many of them read the same row.
     """
 
     rows: int
@@ -238,6 +238,7 @@ def pick_keys(
     large = min(MOST_KEYS, LARGE_KEY_TILE // (dim_block * element_size))
     if few and large > keys and part >= 4 * large:
         keys, warps = large, 4
+    # fewer than 16 keys would not fill a matrix instruction
     while keys > 16 and stages * 2 * keys * dim_block * element_size > bytes_left:
         keys //= 2
     return keys, stages, warps

@@ -59,8 +59,8 @@ def attend(
     """Return the attention [B, Hq, D] of q [B, Hq, D] over the cached k and v [B, Hk, N, D].
 
     `num_keys` is how many keys the cache holds, one number for all rows. Row b sees the keys
-    first_keys[b] ... num_keys - 1, of them at most the latest `window`. Each key head serves Hq /
-    Hk neighbouring query heads. `scale` is the softmax scale.
+    first_keys[b] ... num_keys - 1, at least one, and of them at most the latest `window`. Each key
+    head serves Hq / Hk neighbouring query heads. `scale` is the softmax scale.
     """
     shared = q.shape[1] // k.shape[1]
     k, v = (t.repeat_interleave(shared, dim=1) for t in (k, v))

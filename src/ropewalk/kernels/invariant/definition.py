@@ -59,7 +59,9 @@ def attention(
     """Return the attention [B, S, Hq, D] of q [B, S, Hq, D] over k and v [B, Hk, N, D]; the S
     queries are the last S of the N tokens. Other arguments as in `api.attention`.
     """
-    batch, queries, heads, _ = q.shape
+    if not q.numel():
+        return torch.empty_like(q)
+    _, queries, heads, _ = q.shape
     group, before = heads // k.shape[1], k.shape[2] - queries
     wide = torch.promote_types(q.dtype, torch.float32)
     rows = []
@@ -79,4 +81,4 @@ def attention(
             scores = (query.to(wide) @ keys.to(wide).mT) * scale
             tokens.append((scores.softmax(dim=-1) @ values.to(wide)).squeeze(1).to(q.dtype))
         rows.append(torch.stack(tokens))
-    return torch.stack(rows) if batch else torch.empty_like(q)
+    return torch.stack(rows)

@@ -187,8 +187,9 @@ def join(
     SEGMENT: tl.constexpr, SEGMENTS: tl.constexpr, WINDOW: tl.constexpr, AT_ONCE: tl.constexpr, ROUNDS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Add up the segments that `attend` stored for one token of each row; AT_ONCE are loaded
-    together.
+    """Write DIMS dims of the attention of the one token of a row: the sum of the segments that
+    `attend` stored, of which AT_ONCE are loaded together. ROUNDS 0: as many rounds as are needed;
+    Triton's interpreter cannot loop to a computed bound.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -198,6 +199,7 @@ def join(
     dim = tl.program_id(1) * DIMS + tl.arange(0, DIMS)[None, :]
     inside = (member < GROUP)[:, None] & (dim < HEAD_DIM)
     last, row_first = tl.load(num_keys), tl.load(first_keys + row)
+    # the first segment with a key that the token sees, and the end of all
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(last - WINDOW - row_first, 0) // SEGMENT

@@ -284,7 +284,8 @@ def _unpack(
     if k is not None or v is not None:
         raise RopeError("heads", "is for packed qkv: leave k and v out", heads)
     q_heads, k_heads = (integer("heads", count, low=1) for count in heads)
-    if q.shape[-1] != (q_heads + 2 * k_heads) * head_dim or q.ndim < 2:
+    all_heads = q_heads + 2 * k_heads
+    if q.shape[-1] != all_heads * head_dim or q.ndim < 2:
         raise RopeError(
             "q",
             f"must be [..., ({q_heads} + 2 * {k_heads}) * {head_dim}] as packed qkv",
@@ -293,7 +294,7 @@ def _unpack(
     # Tensor.split is a Python wrapper, slow enough to matter in a decode step; split_with_sizes is
     # not
     return torch.split_with_sizes(
-        q.view(*q.shape[:-1], -1, head_dim), (q_heads, k_heads, k_heads), -2
+        q.view(*q.shape[:-1], all_heads, head_dim), (q_heads, k_heads, k_heads), -2
     )
 
 

@@ -65,7 +65,8 @@ HEAD_DIM, MIN_DIMS_PER_WARP = 128, 256
 @cached("fused configurations", entries=256)
 def pick_config(tokens: int, heads: int, head_dim: int) -> NormRotationConfig:
     """Return the configuration for `tokens` tokens with up to `heads` heads of q or of k: a row of
-    CONFIGS, with fewer heads where they are wider, and fewer warps where a program has few dims.
+    CONFIGS, with fewer heads where they are wider, more where they are narrower, and fewer warps
+    where a program has few dims.
     """
     config = next(config for most, config in CONFIGS if tokens <= most)
     width = power_of_two(head_dim)
