@@ -43,7 +43,7 @@ class Batch:
     inputs     integer [B, S]
     targets    integer [B, S]; for pairs, triplets and classes [samples], where a sample has 2, 3
                and 1 rows of `inputs`
-    positions  integer [S], the position of each token; None: 0, 1, 2, ... over real tokens
+    positions  integer [S], or [axes, B, S] for several axes; None: 0, 1, 2, ... over real tokens
     types      integer [B, S], 1 for tokens of a second text, else 0
     padding    bool [B, S], True for real tokens and False for padding
     documents  integer [B, S], the document index of each token
@@ -340,11 +340,11 @@ def mask_tokens(
     replacement, other = (raw >> np.uint64(20)) & _LOW_20_BITS, raw & _LOW_20_BITS
     if whole_words:
         # every token of a word uses the draw of the word's first token, which is the latest column
-        # where a word starts
+        # where a word starts; a row may begin within a word, which then starts in column 0
         first = np.where(tokenizer.starts_word(rows), np.arange(length), 0)
         draw = np.take_along_axis(draw, np.maximum.accumulate(first, axis=1), axis=1)
     chosen = draw < share * 2**24
-    # a 20-bit number times the number of tokens, divided by 2^20: a token below that number
+    # a 20-bit number times the number of ids that occur in text, divided by 2^20: one of these ids
     random_token = ((other * np.uint64(tokenizer.num_words)) >> np.uint64(20)).astype(np.int32)
     rows = rows.astype(np.int32)
     # 80 % of the targets become the mask, 10 % a random token, and 10 % stay as they are

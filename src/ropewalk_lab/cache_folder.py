@@ -11,8 +11,6 @@ def cache_folder() -> Path:
     ROPEWALK_CACHE, or the folder `ropewalk` in the user's cache folder. It may not exist yet.
     """
     named = os.environ.get("ROPEWALK_CACHE")
-    return (
-        Path(named)
-        if named
-        else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ropewalk"
-    )
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ropewalk"

@@ -143,8 +143,8 @@ def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return unsharded copies of the weights and persistent buffers on the CPU, by name; every rank
-    must call this.
+    """Return the weights and persistent buffers by name, unsharded and on the CPU (those of a model
+    on the CPU are not copied); every rank must call this.
     """
     return {
         name: unsharded(tensor.detach()).cpu() for name, tensor in _named_tensors(model).items()
@@ -174,8 +174,8 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return unsharded CPU copies of the optimizer's state, named as in "exp_avg embedding.weight";
-    every rank must call this.
+    """Return the tensors of the optimizer's state, unsharded and on the CPU, named as in "exp_avg
+    embedding.weight"; every rank must call this.
     """
     return {
         f"{kind} {name}": unsharded(value.detach()).cpu()

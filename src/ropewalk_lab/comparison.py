@@ -75,7 +75,7 @@ def compare(
     """Return one MeasuredEncoding for each encoding in `names`, in attention of these sizes;
     `length` is the trained length.
     """
-    integer("length", length, low=8)
+    integer("length", length, low=8)  # the drift is measured on half as many tokens
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
         return [
             _measure(choice("names", name, ENCODINGS), num_heads, head_dim, length)
@@ -216,8 +216,8 @@ def _unit_scores(encoding: Encoding, distances: Tensor) -> Tensor:
 
 
 def _rank(encoding: Encoding, bounded: bool) -> int:
-    """Return the rank of the first head's score matrix, for random tokens, 5 more than a head has
-    dimensions.
+    """Return the rank of the first head's score matrix of random tokens. There are 5 tokens more
+    than a head has dimensions, so the rank may exceed head_dim.
 
     A product of q and k has rank head_dim at most; linear attention cannot compute scores of a
     higher rank.
@@ -236,7 +236,7 @@ def _rank(encoding: Encoding, bounded: bool) -> int:
 
 def _excess(encoding: Encoding, length: int) -> float:
     """Return how far scores beyond `length` leave the range of the scores within it, divided by the
-    widest such range.
+    widest such range; infinity if these are equal at all distances.
     """
     scores = _unit_scores(encoding, torch.arange(STRETCH * length))
     within, beyond = scores[:, :, :length], scores[:, :, length:]

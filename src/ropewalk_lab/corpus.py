@@ -40,7 +40,7 @@ class Split:
     starts: np.ndarray
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """Return the tokens from each start, [len(starts), length]."""
+        """Return the `length` tokens from each start, [len(starts), length]."""
         # int32, because torch has few operations on unsigned integers wider than uint8
         dtype = self.tokens.dtype if self.tokens.dtype == np.uint8 else np.int32
         return np.lib.stride_tricks.sliding_window_view(self.tokens, length)[starts].astype(

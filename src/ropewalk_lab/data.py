@@ -1,6 +1,7 @@
 """The data of a run: the samples to train on, and held-out parts to evaluate on.
 
 Words of this module:
+  preset     all settings of a run, in the tables `model`, `data` and `train`
   objective  what a model learns: to predict text ("causal" or "masked"), or one target for each
              line of a file
   triplet    a line with texts A, B and C, whose label says whether B or C is closer to A; the
@@ -261,10 +262,11 @@ def file_objective(path: str | Path) -> str:
     """
     refuse_pipe(Path(path))
     with Path(path).open("rb") as file:
-        line = next((line for line in file if line.strip()), b"")
-    is_object = line.decode("utf-8-sig", errors="replace").startswith("{")
+        lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
+        number, line = next(lines, (1, b""))
+    is_object = line.decode("utf-8-sig", errors="replace").lstrip().startswith("{")
     return (
         "pairs"
-        if is_object and parse_line(str(path), line, "line 1").keys() >= {"A", "B", "C"}
+        if is_object and parse_line(str(path), line, f"line {number}").keys() >= {"A", "B", "C"}
         else "classes"
     )

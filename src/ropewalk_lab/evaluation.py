@@ -119,9 +119,9 @@ def sliding_losses(
     """Return the mean loss [N] of the last `tail` tokens of each window, which the model reads in
     chunks of `width` tokens.
 
-    Chunks start `stride` tokens apart, by default width / 2. So each token has at least width -
-    stride tokens of context, or all that precede it in the window. Positions start at 0 in every
-    chunk.
+    Chunks start `stride` tokens apart, by default half of `width`. So each token has more than
+    width - stride tokens of context, or all that precede it in the window. Positions start at 0 in
+    every chunk.
     """
     stride = max(1, width // 2) if stride is None else integer("stride", stride, low=1, high=width)
     integer("width", width, low=1, high=windows.shape[1] - 1)

@@ -1,5 +1,5 @@
 """Fine-tuning: the preset for a checkpoint and labelled files, and the evaluation of a fine-tuned
-model on a file.
+model on a file. A preset has all settings of a run, in the tables `model`, `data` and `train`.
 """
 
 from __future__ import annotations
@@ -127,8 +127,9 @@ def evaluate_file(
     """Return the loss and accuracy of a fine-tuned model on a labelled file, and the name of the
     predicted class of each line.
 
-    model   a folder that a training wrote
-    length  the rows are truncated to this length, by default that of the training
+    model     a folder that a training wrote
+    length    the rows are truncated to this length, by default that of the training
+    progress  whether to show a progress bar
     """
     folder = find_model(model, "model")
     use = read_use(folder)  # what the model was trained for

@@ -95,8 +95,8 @@ def _new_model(base: list[Row], trained_at_512: list[Row]) -> str:
 
 
 def _zero_shot(extend: list[Row], keys: list[Row]) -> str:
-    """Return a sentence from the rows of two studies: the loss and the pass keys found by scalings,
-    without training.
+    """Return a sentence from the rows of two studies: the loss and the pass keys found with several
+    methods, without training.
     """
     # models with the factor 4 on a text of 4 x 256 tokens, and with the factor 16 on a short one;
     # `tuned=0`: without fine-tuning
@@ -142,7 +142,8 @@ def _fine_tuned(extend: list[Row]) -> str:
         f"{name} {_difference(losses[method], losses['yarn'])}" for method, name in OTHER_METHODS
     )
     return (
-        f"loss at 4x after 40 steps at that length {losses['yarn'].mean:.3f}; {', '.join(others)}"
+        f"loss at 4x after {tuned[0]['tuned']} steps at that length {losses['yarn'].mean:.3f}; "
+        f"{', '.join(others)}"
     )
 
 

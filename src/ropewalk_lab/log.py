@@ -71,7 +71,9 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
 
 
 def _numbers(row: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, float]]:
-    """Yield (name, value) of all numbers in a row, with names of nested dicts joined by slashes."""
+    """Yield (name, value) of all numbers in a row but the step, with names of nested dicts joined
+    by slashes.
+    """
     for name, value in row.items():
         if isinstance(value, dict):
             yield from _numbers(value, f"{prefix}{name}/")

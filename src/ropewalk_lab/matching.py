@@ -117,6 +117,7 @@ class TripletBatches:
         """
         index, size = np.asarray(index, dtype=np.int64), len(self.triplets)
         places = shuffled(index, size, self.seed) if self.swap else index % size
+        # the stream 1, because the stream 0 gives the order
         swapped = bits(self.seed, index, stream=1, count=1)[:, 0] % np.uint64(2) == 1
         rows, targets = [], []
         for place, swap in zip(places, swapped & self.swap, strict=True):

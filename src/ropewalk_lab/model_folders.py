@@ -82,7 +82,7 @@ def find_tokenizer(start: str | Path) -> str:
 
 def read_use(folder: Path) -> ModelUse:
     """Return the objective, length, tokenizer, classes and columns that the model in a folder was
-    trained with.
+    trained with; raise an error if the folder has no such record, or one with other contents.
     """
     path = folder / USE_FILE
     if not path.is_file():

@@ -23,7 +23,7 @@ from ropewalk_lab.scores import Score, compare, rank
 from ropewalk_lab.studies.findings import HOLDS, Findings, difference, seed_noise
 from ropewalk_lab.studies.rows import Row, distinct, joined_score, score, scores_by, select
 
-#: the advice for a use whose study was not run
+#: the advice for a use that was not measured
 NOT_RUN = "Not measured here."
 #: corpora of source code
 CODE = ("code", "stdlib", "torch")
@@ -39,7 +39,7 @@ class StudyResult:
 
     @property
     def corpus(self) -> str:
-        """The name of the text that was trained on."""
+        """The name of the text that was trained on; "text" if the facts do not name it."""
         return str(self.facts.get("data", {}).get("source", "text"))
 
 
@@ -115,7 +115,7 @@ def _longer_code(result: StudyResult) -> tuple[str, str]:
     measured length.
     """
     if result.corpus not in CODE:
-        return "Not measured here.", f"the text was {result.corpus}; set data.source to code"
+        return NOT_RUN, f"the text was {result.corpus}; set data.source to code"
     length = distinct(result.rows, "loss", "length")[-1]
     losses = scores_by(
         result.rows, "loss", "model", distinct(result.rows, "loss", "model"), length=length
@@ -177,7 +177,7 @@ def _fine_tuned(result: StudyResult) -> tuple[str, str]:
     """
     rows = [row for row in result.rows if row["metric"] == "loss" and row["tuned"]]
     if not rows:
-        return "Not measured here.", "no method was fine-tuned; set tuned_factors"
+        return NOT_RUN, "no method was fine-tuned; set tuned_factors"
     factor = max(row["factor"] for row in rows)
     rows = select(rows, "loss", factor=factor)
     trained_length = select(result.rows, "loss", tuned=0, factor=1)[0]["length"]

@@ -169,8 +169,8 @@ def noise(rows: list[Row], facts: dict[str, Any]) -> str:
 
 
 def _environment(facts: dict[str, Any]) -> str:
-    """Return two or more short sentences: preset, seeds, device, versions and date of a study, its
-    model if that is a pretrained one, and its text.
+    """Return one or two short sentences: preset, seeds, device, versions and date of a study; its
+    text, if it has one, with its model if that is a pretrained one.
     """
     machine, corpus = facts["machine"], facts.get("corpus", {})
     versions = f"torch {machine['torch']}, Python {machine['python']}, {machine['date']}."

@@ -60,7 +60,7 @@ def roformer_stages(factor: int = 1) -> tuple[Stage, ...]:
     """Return RoFormer's six stages with lengths divided by `factor`, batches by its square and
     steps by its fourth power.
     """
-    integer("factor", factor, low=1, high=16)
+    integer("factor", factor, low=1, high=16)  # batches of 256 / 17^2 would have no rows
     return tuple(
         Stage(
             stage.length // factor, stage.batch // factor**2, max(1, round(stage.steps / factor**4))
@@ -82,8 +82,8 @@ def learning_rate(
     step: int, steps: int, *, highest: float, schedule: str, warmup: int, final: float
 ) -> float:
     """Return the rate of a step (from 0) of `steps`: it rises linearly over `warmup` steps to
-    `highest`, then follows the schedule, which ends at `final` times `highest` ("constant" stays at
-    `highest`).
+    `highest`, then follows the schedule to `final` times `highest` at the last step ("constant"
+    stays at `highest`, and so does a single step after the warm-up).
     """
     if step < warmup:
         return highest * (step + 1) / warmup

@@ -19,7 +19,7 @@ SIGMAS = 2.0
 @dataclass(frozen=True, eq=False)
 class Score:
     """Values [seeds, windows], measured on the same windows for every seed and every compared
-    model. Lower is better.
+    model. `rank` takes lower values as better.
     """
 
     values: np.ndarray

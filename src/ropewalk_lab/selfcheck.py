@@ -127,7 +127,7 @@ def precision(policy: str, position: int, width: int = 64) -> Precision:
 
 @dataclass(frozen=True)
 class Law:
-    """A property that every rotation must have, and how far ours deviates from it."""
+    """A property that our rotation must have, or attention without one, and how far it deviates."""
 
     name: str
     error: float
@@ -241,7 +241,8 @@ def backend_speed(
     name: str, dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4
 ) -> Speed:
     """Return the error of the backend `name` in `dtype`, over both layouts and small and large
-    positions, and its time for one q and k of `tokens` tokens, timed for about `seconds`.
+    positions, and its time for one q and k of `tokens` tokens, timed for about `seconds`; or the
+    reason why it cannot run.
     """
     if reason := available(device)[name]:
         return Speed(name, dtype, reason=reason)
@@ -314,8 +315,8 @@ def _rotation_error(
     """Return the largest error of a component of `rotate(x, positions)`, divided by the norm of its
     pair, over small and large positions.
     """
-    # p + 1, because a short float that holds p = 131,072 exactly does not hold 131,073; all are
-    # at most 10,000,001
+    # p + 1, because a short float that holds p = 131,072 exactly does not hold 131,073; the last of
+    # POSITIONS is left out: `precision` measures the angles there
     positions = [0, 1, 17, *(p + 1 for p in POSITIONS[:3])]
     x = torch.randn(1, 3, len(positions), HEAD_DIM, generator=torch.Generator().manual_seed(1)).to(
         device, DTYPES[dtype]

@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -181,7 +182,8 @@ def _files_of(path: Path) -> list[tuple[str, Path]]:
 
 
 def _pieces_of(name: str, path: Path) -> Iterator[Document]:
-    """Yield a file in pieces of a FEW_FILES-th of it, but of SHORTEST_PIECE to LONGEST_PIECE bytes.
+    """Yield a file in pieces of 1 / FEW_FILES of its bytes, but at least SHORTEST_PIECE and at most
+    LONGEST_PIECE.
 
     Each piece then goes on to the end of its line, though to no more than twice its size; the last
     one has what is left.
@@ -224,9 +226,9 @@ def refuse_pipe(path: Path) -> None:
         )
 
 
-def parse_line(source: str, line: bytes, where: str, *names: str, fix: str = "") -> dict[str, str]:
+def parse_line(source: str, line: bytes, where: str, *names: str, fix: str = "") -> dict[str, Any]:
     """Return a JSON line as a dict; raise an error if it is not an object with strings in the
-    fields `names`.
+    fields `names`. Other fields may have any value.
 
     `source` and `where` say in the error which file and line it is, and `fix` what to do.
     """

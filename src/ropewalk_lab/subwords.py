@@ -126,8 +126,9 @@ def _word_starts(inner: Any, texts: list[str]) -> np.ndarray:
 
 
 def _vocab_settings(path: Path) -> dict[str, Any]:
-    """Return the entries _VOCAB_SETTINGS of a tokenizer_config.json: how text is normalised before
-    it is divided into pieces; raise an error if it is not JSON or has other values.
+    """Return the entries _VOCAB_SETTINGS of a tokenizer_config.json, or their defaults if there is
+    none: how text is normalised before it is divided into pieces. Raise an error if the file is not
+    JSON or has other values.
     """
     settings: Any = {}
     if path.exists():

@@ -63,8 +63,8 @@ def transcription(order: Callable[[np.ndarray], np.ndarray]) -> Callable[..., Sa
     """
 
     def make(seed: int, index: np.ndarray, length: int, least: float = 1.0) -> Sample:
-        """Return words of n letters, a bar, and the answer as target; n is random, from the share
-        `least` of the largest n that fits to that largest n.
+        """Return words of n letters, a bar, and the answer as target; n is random, at most the
+        largest that fits, and at least the share `least` of that.
         """
         max_n = (length - 1) // 2
         min_n = max(1, int(max_n * number("least", least, low=0, high=1)))
@@ -110,7 +110,7 @@ def in_order(word: np.ndarray) -> np.ndarray:
 
 def addition(seed: int, index: np.ndarray, length: int, digits: int | None = None) -> Sample:
     """Return samples "a+b=c", high digits first; a and b have `digits` digits, by default as many
-    as fit, and c has one more.
+    as fit, and c, the target, has one more.
     """
     max_n = (length - 3) // 3
     n = max_n if digits is None else integer("digits", digits, low=1, high=max_n)

@@ -29,8 +29,9 @@ def make_row(tokenizer: Tokenizer, first: str, second: str | None, length: int) 
     """Return the row of one text or two, of at most `length` tokens: [CLS] first [SEP] second
     [SEP].
 
-    A tokenizer without a start token gives "first", or "first separator second". The longer text is
-    truncated first; if both are too long, each gets half of the room.
+    A tokenizer without a start token gives "first" (a separator if it is empty), or "first
+    separator second". The longer text is truncated first; if both are too long, each gets half of
+    the room.
     """
     # tokens of both texts
     a, b = (tokenizer.encode(text.encode()).astype(np.int32) for text in (first, second or ""))

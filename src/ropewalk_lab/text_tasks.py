@@ -103,8 +103,8 @@ def passkey(seed: int, index: np.ndarray, length: int, depth: float | None = Non
 def needle(
     seed: int, index: np.ndarray, length: int, depth: float | None = None, needles: int = 3
 ) -> Sample:
-    """Return filler that states the numbers of several people and ends with the question for one of
-    them and the answer; that person's number is stated at the relative position `depth`.
+    """Return filler that states the numbers of `needles` people and ends with the question for one
+    of them and the answer; that person's number is stated at the relative position `depth`.
     """
     n = integer("needles", needles, low=1, high=len(OWNERS))
     names = np.frombuffer(b"".join(OWNERS), dtype=np.uint8).reshape(len(OWNERS), -1)

@@ -45,7 +45,7 @@ def tsne(points: np.ndarray, perplexity: float = 15.0, *, steps: int = 400) -> n
 
 def affinities(points: np.ndarray, perplexity: float) -> np.ndarray:
     """Return p_{j|i} [n, n] of points [n, d]: row i has the Gaussian weights of the other points j.
-    Each row sums to 1 and has the entropy log(perplexity).
+    Each row sums to 1 and has the entropy log(perplexity), unless too many distances are equal.
     """
     distances = _squared_distances(points)
     low, high = np.zeros(len(points)), np.full(len(points), np.inf)
@@ -74,7 +74,9 @@ def divergence(joint: np.ndarray, embedded: np.ndarray) -> tuple[float, np.ndarr
 
 
 def _principal_plane(points: np.ndarray) -> np.ndarray:
-    """Return the first two principal components [n, 2], small, as the start; the signs are fixed."""
+    """Return the first two principal components [n, 2] as the start, scaled to at most 0.01; the
+    signs are fixed.
+    """
     centred = points - points.mean(axis=0)
     _, _, directions = np.linalg.svd(centred, full_matrices=False)
     plane = np.zeros((len(points), 2))

@@ -71,6 +71,7 @@ def test_tokens_beyond_a_byte_come_back_from_the_file(tmp_path):
         ({"ROPEWALK_CACHE": "/a", "XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/a"),
         ({"XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/b/ropewalk"),
         ({"HOME": "/c"}, "/c/.cache/ropewalk"),
+        ({"ROPEWALK_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/c"}, "/c/.cache/ropewalk"),
     ],
 )
 def test_the_cache_folder_follows_the_environment_variables(monkeypatch, variables, folder):

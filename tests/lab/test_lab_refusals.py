@@ -217,8 +217,14 @@ REFUSED = {
     "an image that is no square": (
         lambda _: multimodal.GridBatches().batch(np.arange(1), 15),
         "length",
-        "must be a square number: images have as many rows as columns",
+        "must be a square number from 4 on: images have as many rows as columns",
         15,
+    ),
+    "an image of one patch": (
+        lambda _: multimodal.GridBatches().batch(np.arange(1), 1),
+        "length",
+        "must be a square number from 4 on: images have as many rows as columns",
+        1,
     ),
     "a cache of tokens that drive": (
         lambda _: method_models.TokenDriven(nn.Identity()).attend(

@@ -249,6 +249,16 @@ def test_a_pipe_or_a_device_is_refused_before_it_is_read(read):
         read(Path("/dev/null"))
 
 
+@pytest.mark.parametrize("indent", [b"", b"  ", b"\xef\xbb\xbf "])
+def test_the_objective_of_a_file_does_not_depend_on_space_before_an_object(tmp_path, indent):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\n" + indent + b'{"A": "a", "B": "b", "C": "c", "label": "B"}\n')
+    assert file_objective(path) == "pairs"
+    path.write_bytes(b"\n" + indent + b'{"A": ')
+    with pytest.raises(RopeError, match="line 2 must be JSON"):
+        file_objective(path)
+
+
 @pytest.mark.parametrize("path", ["/dev/null", "/", " ", "missing"])
 def test_a_tokenizer_that_is_no_file_is_refused(path):
     with pytest.raises(RopeError, match="tokenizer: must be bytes, or the path"):

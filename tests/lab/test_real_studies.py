@@ -423,6 +423,6 @@ def test_a_missing_loss_shifts_no_other_point_of_the_figure(monkeypatch):
         for (band, mean), end in zip(bands.items(), (16, 32, 64), strict=True)
         if (objective, band) != ("longce", "16-32")
     ]
-    real_tune.findings(rows, {"trained": 16, "seeds": 1})
+    real_tune.findings(rows, {"model": "m", "text": ["t"], "trained": 16, "seeds": 1})
     assert drawn["yarn, ce"] == ([0.0, 1.0, 2.0], [1.0, 2.0, 3.0])
     assert drawn["yarn, longce"] == ([0.0, 2.0], [1.0, 3.0])

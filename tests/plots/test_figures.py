@@ -404,6 +404,20 @@ def test_a_clock_of_frequency_0_says_that_it_does_not_rotate():
     assert "does not rotate" in {text.get_text() for text in figure.axes[0].texts}
 
 
+@pytest.mark.parametrize(
+    ("angle", "degrees"), [(0.5, 28.65), (-0.5, 28.65), (7.0, 360), (-7.0, 360)]
+)
+def test_a_clock_shades_the_path_of_its_hand_in_either_direction(angle, degrees):
+    (wedge,) = (
+        patch
+        for patch in plots.clock_faces([angle], (1,)).axes[0].patches
+        if hasattr(patch, "theta1")
+    )
+    assert wedge.theta2 - wedge.theta1 == pytest.approx(degrees, abs=0.01)
+    y = (wedge.get_path().vertices[:-2] - wedge.center).mean(0)[1]  # without the centre
+    assert abs(angle) > 6 or y * angle > 0  # on the side to which the hand turns
+
+
 @every_figure
 def test_a_dark_figure_has_a_dark_background_and_light_words(drawn, few_points, name):
     figure = plots.draw(name, plots.View(VIEW.spec, TRAINED, SERVED, plots.Look(dark=True)))

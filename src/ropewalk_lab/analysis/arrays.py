@@ -18,7 +18,7 @@ Numbers = Sequence[float] | np.ndarray
 def radians(spec: RopeSpec, length: int | None = None) -> np.ndarray:
     """Return the frequency of every pair [pairs], in radians per position, as with precision
     "exact", whatever the spec's precision; `length` is the sequence length, which some scalings
-    depend on.
+    depend on (None: the trained length).
     """
     return np.array(analysis.radians(spec, length))
 
@@ -42,7 +42,7 @@ def turns(radians: Numbers, length: float) -> np.ndarray:
 
 def stretch(spec: RopeSpec, length: int | None = None) -> np.ndarray:
     """Return scaled frequency / unscaled frequency of each pair; `length` is the sequence length,
-    which some scalings depend on.
+    which some scalings depend on (None: the trained length).
     """
     return np.array(analysis.stretch(spec, length))
 
@@ -50,7 +50,7 @@ def stretch(spec: RopeSpec, length: int | None = None) -> np.ndarray:
 def coverage(spec: RopeSpec, trained: int, served: int, length: int | None = None) -> Coverage:
     """Return how many turns each pair completes: without scaling over the distance `trained`, and
     without and with scaling over the distance `served`. Each is an array [pairs]. `length` is the
-    sequence length, which some scalings depend on.
+    sequence length, which some scalings depend on (None: `served`).
     """
     found = analysis.coverage(spec, trained, served, length)
     return Coverage(np.array(found.trained), np.array(found.unscaled), np.array(found.scaled))

@@ -97,14 +97,16 @@ def cosine_sum(radians: Numbers, distances: Numbers) -> np.ndarray:
 
 
 def similarity(radians: Numbers, distances: Numbers) -> np.ndarray:
-    """Return the cosine similarity of the encodings of two positions at each distance m: the mean
-    of cos(m omega_i).
+    """Return the cosine similarity of the sinusoidal encodings of two positions, for each distance
+    m between them: the mean of cos(m omega_i).
     """
     return cosine_sum(radians, distances) / len(radians)
 
 
 def similarity_matrix(radians: Numbers, positions: Numbers) -> np.ndarray:
-    """Return the cosine similarity of the encodings of every two positions: [positions, positions]."""
+    """Return the cosine similarity of the sinusoidal encodings of every two positions: [positions,
+    positions].
+    """
     rotated = phasors(radians, positions)
     return np.real(rotated @ rotated.conj().T) / rotated.shape[-1]
 

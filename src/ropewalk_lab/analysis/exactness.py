@@ -50,8 +50,8 @@ def _bfloat16_positions(
 def _cast_table(
     dtype: torch.dtype, spec: RopeSpec, positions: Tensor, length: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of float32 angles, rounded to `dtype`, like a table that is kept in the
-    dtype of a model.
+    """Return cos and sin [positions, pairs] of float32 angles, rounded to `dtype`, like a table
+    that is kept in the dtype of a model.
     """
     cos, sin = _with_precision("hf", spec, positions, length)
     return cos.to(dtype), sin.to(dtype)

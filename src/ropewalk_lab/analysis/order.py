@@ -102,7 +102,7 @@ def compare_entries(
 
 def query_path(spec: RopeSpec, positions: Numbers, length: int | None = None) -> np.ndarray:
     """Return the query (1, 0) of each pair, rotated to each position: complex [positions, pairs].
-    `length` is the sequence length, which some scalings depend on.
+    `length` is the sequence length, which some scalings depend on (None: the trained length).
 
     It is multiplied by the magnitude, a factor of the scaling (YaRN has one), and by xPos's growth
     with the position.

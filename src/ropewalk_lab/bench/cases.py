@@ -99,8 +99,9 @@ def make_case(
 ) -> BenchCase:
     """Return a case with random q and k of a shape of SHAPES.
 
-    Positions are 0, 1, 2, ... in each batch row. A decode shape (one token per batch row) has
-    random ones below 4000, as sequences of different lengths have.
+    Positions are 0, 1, 2, ... in each batch row, from 0 again in each document of "packed". A
+    decode shape (one token per batch row) has random ones below 4000, as sequences of different
+    lengths have.
 
     dtype    of q and k; None: that of the shape
     order    of the axes, "bshd" or "bhsd"

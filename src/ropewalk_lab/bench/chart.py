@@ -6,6 +6,7 @@ Words of this module:
   order      of the axes in memory, a key of ORDERS
   pass       what was timed: "forward" or "forward+backward"
   row        a dict with one measurement
+  way        how the QKV product and the rotation were computed, such as "rotation inside"
 """
 
 from __future__ import annotations
@@ -161,7 +162,8 @@ def projection_chart(rows: list[dict[str, Any]], path: Path) -> None:
     added = {(row["way"], row["rows"]): row["over_percent"] for row in rows}
     for way, (colour, replaced) in ways.items():
         heights = [added.get((way, count), math.nan) for count in counts]
-        # no limit (inf) if the way replaces nothing; NaN, which is not drawn, interrupts the line
+        # no limit (inf) if the way replaces nothing, or if the two launches were not timed; NaN,
+        # which is not drawn, interrupts the line
         limits = [added.get((replaced, count), math.inf) for count in counts]
         drawn = [
             height if height < limit else math.nan

@@ -30,7 +30,7 @@ def ropewalk(
     case: BenchCase, *, explicit: bool = False, inplace: bool = False, backend: str | None = None
 ) -> Call:
     """Return a function that runs `rope(q, k)`, with positions if `explicit` or in a decode step,
-    otherwise at 0, 1, 2, ...; `inplace` and `backend` are options of `Rope`.
+    otherwise at 0, 1, 2, ...; `backend` is an argument of `Rope`, `inplace` one of its call.
     """
     rope, seq_dim, positions = Rope(case.spec, backend=backend), case.seq_dim, case.positions
     if explicit or case.decode:
@@ -100,7 +100,7 @@ def complex_form(case: BenchCase) -> Call:
 
 def lucidrains(case: BenchCase) -> Call:
     """Return a function that runs rotary-embedding-torch, by the author known as lucidrains. Its
-    layout is interleaved, and its tables are built before.
+    layout is interleaved; the angles are computed before, their cos and sin in each call.
     """
     from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
 

@@ -52,7 +52,7 @@ def alternating_times(
     calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS, at_least: float = 0.004
 ) -> dict[str, float]:
     """Return {name: the lower quartile of the CPU microseconds of its call}. Every round times all
-    calls, so that noise affects them equally; slow calls have fewer rounds than `rounds`.
+    calls, so that noise affects them equally; if they are slow, there are fewer than `rounds`.
 
     A short call is repeated, so that each timing lasts about `at_least` seconds. Untimed calls
     precede each timing, so that the state of caches and allocator does not depend on the previous
@@ -63,7 +63,7 @@ def alternating_times(
         call()  # a first call may compile or build tables
         start = time.process_time()
         call()
-        seconds_of_call[name] = max(time.process_time() - start, 1e-6)
+        seconds_of_call[name] = max(time.process_time() - start, 1e-6)  # a coarse clock shows 0
         repeats[name] = max(1, int(at_least / seconds_of_call[name]))
     # fewer rounds if slow calls would make them last longer than ENOUGH seconds; 2: a slow call
     # runs once untimed and once timed in each round; 1e-6: without calls the sum would be 0
@@ -79,7 +79,7 @@ def alternating_times(
             for _ in range(repeats[name]):
                 call()
             times[name].append((time.process_time() - start) / repeats[name] * 1e6)
-    return {name: statistics.quantiles(sorted(values), n=4)[0] for name, values in times.items()}
+    return {name: statistics.quantiles(values, n=4)[0] for name, values in times.items()}
 
 
 @contextmanager

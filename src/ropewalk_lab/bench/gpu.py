@@ -47,7 +47,7 @@ REPLAYS = 25
 
 
 def captured(calls: list[Callable[[], Any]]) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
-    """Return a CUDA graph of all calls, ready to be timed, and their results."""
+    """Return a CUDA graph of all calls, which was replayed to warm up, and their results."""
     # the first two calls also run outside the graph, on another stream as CUDA graphs require:
     # kernels are compiled and tables built there
     stream = torch.cuda.Stream()
@@ -83,10 +83,8 @@ def replay_us(calls: list[Callable[[], Any]], replays: int = REPLAYS) -> float:
     """Return the median microseconds of one call, from replays of a CUDA graph that contains all
     calls.
     """
-    graph, results = captured(calls)
-    times = [replayed_us(graph, len(calls)) for _ in range(replays)]
-    del graph, results
-    return statistics.median(times)
+    graph, _ = captured(calls)
+    return statistics.median(replayed_us(graph, len(calls)) for _ in range(replays))
 
 
 def host_us(call: Callable[[], Any], rounds: int = 24, loops: int = 100) -> dict[str, float]:
@@ -112,7 +110,7 @@ def host_us(call: Callable[[], Any], rounds: int = 24, loops: int = 100) -> dict
 
 
 def copies(case: BenchCase) -> list[BenchCase]:
-    """Return the case and enough copies of it to exceed the L2 cache, at most 200 in all."""
+    """Return the case and enough copies of it to exceed the L2 cache, 2 to 200 in all."""
     count = max(2, min(200, -(-COLD_BYTES // case.bytes)))
     return [case, *(replace(case, q=case.q.clone(), k=case.k.clone()) for _ in range(count - 1))]
 

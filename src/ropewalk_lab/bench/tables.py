@@ -10,6 +10,7 @@ Words of this module:
   order      of the axes in memory: "bshd" is [B, S, H, D], "bhsd" is [B, H, S, D]
   pass       what was timed, such as "forward" and "forward+backward"
   case       the fields that identify a measurement, such as (contender, shape, pass)
+  variant    a name of `cases.VARIANTS`, such as "packed"; a row without it is of the plain case
   copy       a plain copy of the same bytes, which a rotation cannot beat by much
   way        a value of the field "way": how the same result was computed, such as "rotation inside"
   what       a value of the field "what": which benchmark the row is of
@@ -30,7 +31,7 @@ BOTH_ORDERS = ("bshd", "bhsd")
 
 def mean_percent(rows: list[Row]) -> dict[tuple[str, str, str, str], float]:
     """Return {(contender, shape, order, pass): its speed in per cent of the speed of a copy of the
-    same tensors}, the mean of all runs. Rows of variants (packed, M-RoPE, partial) are left out.
+    same tensors}, the mean of all runs. Rows with a variant are left out.
     """
     percents: dict[tuple[str, str, str, str], list[float]] = {}
     for row in rows:
@@ -178,7 +179,7 @@ def attention_table(rows: list[Row]) -> str:
 
 def qkv_table(rows: list[Row]) -> str:
     """Return a table of the time of the QKV product by number of tokens, and what every way to
-    rotate adds to it.
+    rotate adds to it, in per cent ("-": not timed).
     """
     rows = [r for r in rows if r["what"] == "qkv"]  # their field "rows" is the number of tokens
     timed = {(r["way"], r["rows"]): r for r in rows}

@@ -78,7 +78,7 @@ def run(
 
 def _rotation(result: Mapping[str, Any], layer: int) -> Rotation | str | None:
     """Return the rotation of a layer in the result of a runner, None if the layer does not rotate
-    or does not exist, or the error.
+    or does not exist, or the first line of the error, cut after 160 characters.
     """
     if "error" in result:
         return str(result["error"]).split("\n")[0][:160]

@@ -59,7 +59,8 @@ def run(
     rows     what is asked for: each has a name, a config, the length of its sequence in tokens,
              max_model_len (the length that the engine is started for; None: its own choice) and
              axes (position axes of a token: 1, or 3 for M-RoPE)
-    timeout  how many seconds the engine's script may run
+    timeout  how many seconds the engine's script may run; after that, and if the script fails, an
+             error is raised
     """
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "rows.json", Path(folder) / "results.json"

@@ -138,11 +138,7 @@ def load() -> ctypes.CDLL:
 
     library = ctypes.CDLL(str(next(Path(str(xllamacpp.__file__)).parent.glob("*.so"))))
     # the name of a function, the type of its result, the types of its arguments
-    for (
-        name,
-        result,
-        *arguments,
-    ) in (
+    for name, result, *arguments in (
         ("llama_model_default_params", ModelParams),
         ("llama_context_default_params", ContextParams),
         ("llama_model_load_from_file", c_void_p, c_char_p, ModelParams),

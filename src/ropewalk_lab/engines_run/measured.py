@@ -244,7 +244,8 @@ def cells(
     types: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[tuple[ServedConfig, str, dict[str, Any] | str | None]]:
     """Yield (row, layer type, what a runner found for the first layer of that type): its rope, None
-    if the layer does not rotate or does not exist, or the first line of the runner's error.
+    if the layer does not rotate or does not exist, or the first line of the runner's error, cut
+    after 160 characters.
 
     output  what a runner wrote. A result lists each different rope once in "ropes"; its "layers"
             has an entry for each layer, the index of its rope in that list, or None

@@ -9,7 +9,8 @@ Words of this module:
   row     what a runner is asked for: name, config, length of the sequence, max_model_len (the
           length that the engine is started for; None: its own choice) and axes (position axes of a
           token: 1, or 3 for M-RoPE)
-  rope    frequencies (radians per step), axis of each pair, magnitude and layout
+  rope    frequencies (radians per step), axis of each pair, magnitude, layout, and which dimensions
+          rotate: `width` of them, from dimension `start`
   layout  which dimensions form a pair: "half" i and i + d/2, "interleaved" neighbours
 """
 
@@ -43,8 +44,8 @@ def members(layout: str, width: int, start: int = 0) -> tuple[np.ndarray, np.nda
 
 
 def rope_of_matrices(matrices: Sequence[Any]) -> dict[str, Any] | None:
-    """Return the rope that makes these matrices, one for a step on each axis: radians and axis of
-    each pair (-1 for all pairs if one follows several axes), magnitude, layouts.
+    """Return the rope that makes these matrices, one for a step on each axis; its "axis" is -1 for
+    all pairs if one pair follows several axes.
 
     Column i of the matrix of an axis is the unit vector e_i, rotated by one step on that axis. None
     if nothing rotates; ValueError if a matrix is not a rotation of pairs.
@@ -91,8 +92,8 @@ def _fit(
     """Return the rope if the matrix rotates the `width` dimensions from `start` in these layouts,
     that of the input and that of the output, else None.
 
-    Angle and magnitude of each pair are read from what becomes of its first member; then the whole
-    matrix is compared.
+    Angle and magnitude of each pair are read from what becomes of its first member; then the
+    magnitudes must be equal, and the whole matrix is compared.
     """
     first, second = members(layouts[0], width, start)
     first_out, second_out = members(layouts[1], width, start)
@@ -125,7 +126,8 @@ def serve(
     `engine` and what `version` returns.
 
     `measure` returns {"ropes": [each different rope], "layers": [for each layer the index of its
-    rope, or None]}; an exception becomes {"error": its text, "where": "file:line"}.
+    rope, or None]}; an exception becomes {"error": its type and text, cut after 300 characters,
+    "where": "file:line"}.
     """
     with open(sys.argv[1], encoding="utf-8") as file:
         rows = json.load(file)

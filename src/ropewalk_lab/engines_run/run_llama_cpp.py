@@ -215,9 +215,8 @@ def _decode(file: Path, row: dict[str, Any]) -> dict[str, Any]:
             LIBRARY.llama_memory_clear(LIBRARY.llama_get_memory(context), True)
             # room for one token (not for embeddings: 0) of one sequence
             batch = LIBRARY.llama_batch_init(1, 0, 1)
-            batch.n_tokens = batch.n_seq_id[0] = batch.logits[0] = (
-                1  # one token of one sequence, whose logits are computed
-            )
+            # one token of one sequence, whose logits are computed
+            batch.n_tokens = batch.n_seq_id[0] = batch.logits[0] = 1
             batch.pos[0] = batch.seq_id[0][0] = 0  # position 0 of sequence 0
             batch.token[0] = 3  # any token
             if LIBRARY.llama_decode(context, batch):

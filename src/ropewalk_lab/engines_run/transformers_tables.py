@@ -13,7 +13,8 @@ import torch
 
 def layers_of(model: torch.nn.Module, length: int) -> list[dict[str, Any] | None]:
     """Return the rope of each layer of a model that is transformers' own code, from the cos and sin
-    of its rotary module.
+    that its first rotary module gives a sequence of `length` tokens; None for a layer that does not
+    rotate.
     """
     modules = [
         module
@@ -57,7 +58,7 @@ def _check_fits(model: torch.nn.Module, module: torch.nn.Module, named: dict[str
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     # the attention of some families passes only the part of the head that rotates
     sizes: Any = (each.rotary_ndims for each in model.modules() if hasattr(each, "rotary_ndims"))
-    size = min(next(sizes, head_dim), head_dim)  # of more dimensions it has all that a head has
+    size = min(next(sizes, head_dim), head_dim)  # no more than a head has
     vectors = torch.zeros(1, 1, 2, int(size))
     function(vectors, vectors, *module(torch.zeros(1), torch.tensor([[0, 1]]), **named)[:2])
 

@@ -58,7 +58,7 @@ def _tensor_digest(tensor: Tensor) -> str:
 
 def plain(value: Any) -> Any:
     """Return a value as JSON data: an object with `to_dict` as a dict, a dataclass as a dict with
-    the name of its class, a set as a sorted list, any other object as its text.
+    the name of its class, a set as a sorted list, any object that is no JSON data as its text.
     """
     if callable(getattr(value, "to_dict", None)):
         return plain(value.to_dict())

@@ -275,7 +275,7 @@ class Meter:
 
     def find_longrope(self, candidates: int) -> tuple[float, ...]:
         """Return LongRoPE factors with a small loss in the last band of the spare window: those of
-        an earlier search, or of a new one over about `candidates`, which are stored.
+        an earlier search, or of a new one over about `candidates`, whose result is stored.
         """
         stored = self.stored_longrope(candidates)
         if stored is not None:

@@ -224,7 +224,7 @@ def search_longrope(
 def scaling_of(method: Method, factor: float, trained: int) -> Scaling:
     """Return the scaling of a method, for `factor` times the trained length."""
     scaling_class = all_kinds()[choice("method", method.kind, all_kinds())]
-    names = {each.name for each in fields(scaling_class)}
+    names = {each.name for each in fields(scaling_class)}  # some scalings have no original_length
     values = {
         name: value for name, value in arguments(method, factor, trained).items() if name in names
     }

@@ -62,6 +62,7 @@ def open_subject(
         model = source if device is None else source.to(device)
         # a tokenizer of transformers has this method, a function has not
         encode = encoder(tokenizer) if hasattr(tokenizer, "add_special_tokens") else tokenizer
+    # at least 8, because a fit also reads texts of a quarter of this length
     length = trained_length(model) if trained is None else integer("trained", trained, low=8)
     _refuse_extended(model)
     return Subject(name, model, encode, length)

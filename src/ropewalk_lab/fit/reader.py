@@ -69,6 +69,7 @@ class Reader:
             rule = "must have finite logits; its weights or its dtype give NaN or infinity"
             raise RopeError("model", rule, type(self.model).__name__)
         mine = self.head(self.hidden(tokens))
+        # within 1 %: the rounding of bfloat16 is smaller, what models do to logits is larger
         if not torch.allclose(
             mine.float(), logits.float(), rtol=1e-2, atol=1e-2 * float(logits.float().abs().max())
         ):
@@ -107,7 +108,9 @@ class Reader:
 
 
 def _head(model: Any) -> Any:
-    """Return the module of a transformers model that gives the logits; None if it has none."""
+    """Return the module of a transformers model that gives the logits; None if it has no such
+    module, or no decoder before it.
+    """
     has_both = all(
         callable(getattr(model, name, None)) for name in ("get_decoder", "get_output_embeddings")
     )

@@ -178,8 +178,8 @@ def _checked_names(methods: Iterable[str] | None, size: FitSize) -> list[str] | 
 def _measure(
     meter: Meter, size: FitSize, names: list[str] | None
 ) -> tuple[dict[str, Method], dict[str, str]]:
-    """Measure the named methods, or all if None; return all of them, and {name: why it could not be
-    measured}.
+    """Measure the named methods, or all if None; return {name: method} of them, and {name: why it
+    could not be measured}.
     """
     candidates, skipped = size.search, {}
     # LongRoPE's factors, if an earlier fit in this folder has searched them

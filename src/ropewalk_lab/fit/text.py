@@ -28,8 +28,8 @@ BATCH_TOKENS = 1 << 15
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a file, or of the .txt files of a folder in natural order: chapter_2
-    before chapter_10.
+    """Return the text of a file, or of the .txt files of a folder in natural order (chapter_2
+    before chapter_10): each stripped, with an empty line between two.
     """
     path = Path(path)
     files = (

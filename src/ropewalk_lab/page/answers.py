@@ -170,7 +170,7 @@ def _ropes(config: Any, length: int | None) -> list[dict[str, Any]] | None:
 def _audit(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return what each engine computes from a config, without the frequencies.
 
-    A config that cannot be read is compared as `doctor` corrects it.
+    A config that cannot be read is compared as `doctor` corrects it, if it can.
     """
     text, length = _text(asked), _length(asked)
     source = _gguf(text)
@@ -213,8 +213,8 @@ def _rope(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cost(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the largest error of cos and sin at each power of 2 and the position before it, and
-    the bytes that each table strategy of ropewalk keeps.
+    """Return the largest error of cos and sin at each power of 2 from 64 to 2^24 and the position
+    before it, and the bytes that each table strategy of ropewalk keeps.
     """
     spec, served = _spec(asked)
     positions = [1 << bits for bits in range(6, 25)]

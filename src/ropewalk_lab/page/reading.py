@@ -136,8 +136,8 @@ def load(name: str) -> LoadedModel:
 
 
 def _file_times(name: str) -> tuple[int, ...]:
-    """Return when each weight file of a model was written, in ns; raise an error if the files are
-    missing or too large.
+    """Return when each weight file of a model was written, in ns; raise an error if there is no
+    such path, or if its weight files have more than MAX_BYTES.
     """
     if name == TINY:  # a random model, which has no files
         return ()
@@ -234,6 +234,7 @@ def text_of(model: LoadedModel, request: ReadingRequest) -> PassKey:
     if request.text == FILLER:
         return make_passkey(model.encode, tokens, request.depth)
     choice("text", request.text, TEXTS)
+    # a token has fewer than 8 characters on average
     text = request.typed if request.text == OWN else real_text(PYTHON, count=8 * MAX_TOKENS)
     return plant_passkey(model.encode, text, tokens, request.depth)
 
@@ -243,6 +244,7 @@ def positions_of(text: PassKey, gap: int) -> Tensor:
     between statement and question.
     """
     positions = torch.arange(len(text.tokens))
+    # float32, in which models compute angles, has every integer up to 2^24
     positions[(text.stated + text.asked) // 2 :] += integer("gap", gap, low=0, high=1 << 24)
     return positions
 

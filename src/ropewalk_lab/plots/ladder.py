@@ -66,8 +66,8 @@ def spectrum(view: View) -> Any:
 
 
 def angles(view: View) -> Any:
-    """Draw the angle of every pair at a few positions: all pairs in turns on the left, the first in
-    radians on the right.
+    """Draw the angle of every pair at a few positions: all pairs in turns on the left, the first
+    RADIAN_PAIRS in radians on the right.
     """
     look = view.look
     figure, (left, right) = blank(look, 10.5, 4.2, across=2)
@@ -248,17 +248,9 @@ def _draw_clock(ax: Any, look: Look, x: float, y: float, angle: float, colour: s
     from matplotlib.patches import Circle, Wedge
 
     ax.add_patch(Circle((x, y), 0.5, facecolor=look.paper, edgecolor=look.grid, linewidth=1.6))
-    ax.add_patch(
-        Wedge(
-            (x, y),
-            0.5,
-            0,
-            min(math.degrees(angle), 360.0),
-            facecolor=colour,
-            alpha=0.2,
-            linewidth=0,
-        )
-    )
+    # a wedge is drawn counter-clockwise; the hand is its start if the frequency is negative
+    start, end = sorted((0.0, max(-360.0, min(math.degrees(angle), 360.0))))
+    ax.add_patch(Wedge((x, y), 0.5, start, end, facecolor=colour, alpha=0.2, linewidth=0))
     tip = x + 0.43 * math.cos(angle), y + 0.43 * math.sin(angle)
     ax.plot((x, tip[0]), (y, tip[1]), color=colour, linewidth=2.6, solid_capstyle="round")
     ax.plot(x, y, "o", color=look.ink, markersize=3.5)

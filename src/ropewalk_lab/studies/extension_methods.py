@@ -20,8 +20,8 @@ from ropewalk_lab.evaluation import losses_and_hits
 
 def beta_fast(length: int) -> float:
     """Return YaRN's beta_fast, in turns over the trained `length`: YaRN keeps the frequencies of
-    pairs with at least as many. It is below the default of 32 for short lengths, over which no pair
-    makes that many.
+    pairs with at least as many. It is `length` / 16, from 2 to the default of 32, which few pairs,
+    or none, make over a short length.
     """
     return max(2.0, min(32.0, length / 16))
 

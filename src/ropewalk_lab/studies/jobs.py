@@ -236,8 +236,8 @@ class _Status:
         self.bar.show(self.done, text, now=True)
 
     def show_trainings(self, models: Path) -> None:
-        """Show the step and loss of trainings that wrote to their logs in the last 15 s, if it is
-        time for a new line: where there is no terminal, every LINES s.
+        """Show the step and loss of trainings that wrote to their logs in the last LINES s, if it
+        is time for a new line: where there is no terminal, every LINES s.
 
         models  the folder of trained models, with a folder for each
         """
@@ -246,7 +246,7 @@ class _Status:
         recent = [
             path
             for path in sorted(models.glob(f"*/{LOG}"))
-            if time.time() - path.stat().st_mtime < 15
+            if time.time() - path.stat().st_mtime < LINES
         ]
         # the folder of a model is its name and a hash
         last_rows = [

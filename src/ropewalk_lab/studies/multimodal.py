@@ -55,10 +55,9 @@ class GridBatches:
         number gives the same image.
         """
         side = int(length**0.5)
-        if side * side != length:
-            raise RopeError(
-                "length", "must be a square number: images have as many rows as columns", length
-            )
+        if side < 2 or side * side != length:
+            rule = "must be a square number from 4 on: images have as many rows as columns"
+            raise RopeError("length", rule, length)
         seed = fold(self.seed, 31)  # other random numbers than those of other data with this seed
         count = len(index)
         images = below(seed, index, stream=0, count=length, high=COLOURS)

@@ -254,8 +254,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def _ours(rows: list[Row], length: int) -> Ours:
-    """Return our loss, accuracy and `largest_change` at `length`, for the rows of the stated table
-    (STATED).
+    """Return our loss and accuracy at `length`, and `largest_change`, for the rows of the stated
+    table (STATED).
     """
     columns = (f"loss at {length}", f"accuracy of the next byte at {length}", SHIFTED)
     cells = {}
@@ -276,9 +276,9 @@ def largest_change(rows: list[Row], name: str) -> float:
 
 
 def claims(rows: list[Row], length: int) -> list[Claim]:
-    """Return the claims of articles about RoPE: a norm after the rotation makes scores depend on
-    absolute positions, and LayerNorm there raises the loss; a rotation that changes the length of q
-    and k does both.
+    """Return the claims of articles about RoPE: a norm after the rotation, or a rotation that
+    changes the length of q and k, makes scores depend on absolute positions, and nothing else here
+    does; LayerNorm after the rotation raises the loss, and so does such a rotation.
     """
     losses = {name: score(rows, "loss", norm=name, length=length) for name in _ALL}
     result = []

@@ -52,8 +52,9 @@ PRESETS = presets_of("passkey")
 
 
 def row_by_row(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the loss of language modelling where every row has the same weight, whatever its
-    number of targets.
+    """Return the loss of language modelling where every row of the batch has the same weight,
+    whatever its number of targets: the mean of the rows' mean losses, times `batch.count`, by which
+    the trainer divides.
     """
     losses = F.cross_entropy(
         predict(model, batch).float().transpose(1, 2),
@@ -62,7 +63,6 @@ def row_by_row(model: nn.Module, batch: Batch) -> Tensor:
         ignore_index=IGNORED,
     )
     targets_per_row = (batch.targets != IGNORED).sum(1).clamp(min=1)
-    # the trainer divides by the number of targets
     return (losses.sum(1) / targets_per_row).mean() * batch.count
 
 
@@ -200,8 +200,8 @@ def _depth_table(rows: list[Row]) -> Table:
 
 
 def _ours(rows: list[Row], lengths: list[int], base: float) -> Ours:
-    """Return the pass keys found at twice the trained length, by the published names of the
-    methods.
+    """Return the pass keys found at twice the trained length by models with the base `base`, by the
+    published names of the methods.
     """
     names = {"RoPE": NONE, "PI": "linear", "NTK": "ntk", "YaRN": "yarn"}
     double = 2 * lengths[0]
@@ -244,7 +244,8 @@ def claims(rows: list[Row], lengths: list[int], bases: list[float]) -> list[Clai
     """
     result = []
     for base in bases:
-        share = _mean(rows, base=base, method=NONE, length=lengths[0]) or 0.0
+        share = _mean(rows, base=base, method=NONE, length=lengths[0])
+        assert share is not None  # `measure` tests the trained length with NONE
         count = sum(
             len(each["values"])
             for each in select(rows, "found", base=base, method=NONE, length=lengths[0])

@@ -199,8 +199,7 @@ def real_facts(runner: JobRunner, trained: int) -> dict[str, Any]:
 
 def source_note(facts: dict[str, Any]) -> str:
     """Return a sentence with model, texts and seeds, for the notes of tables."""
-    texts = ", ".join(facts.get("text", []))
     return (
-        f"Model {facts.get('model')}, trained to {facts.get('trained'):,} tokens; text {texts}; "
-        f"{facts['seeds']} seed{'s' if facts['seeds'] != 1 else ''}."
+        f"Model {facts['model']}, trained to {facts['trained']:,} tokens; text "
+        f"{', '.join(facts['text'])}; {facts['seeds']} seed{'s' if facts['seeds'] != 1 else ''}."
     )

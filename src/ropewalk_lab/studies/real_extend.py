@@ -109,8 +109,9 @@ def measure(
 
 
 def _rows(meter: Any, name: str, method: Method, factor: float) -> list[Row]:
-    """Return the rows of one method from what the meter has measured at a factor: loss by band,
-    loss of texts of the trained length, LongPPL and seconds for each window.
+    """Return the rows of one method from what the meter has measured at a factor: for each window
+    the loss by band, the loss of a text of the trained length and the seconds; and LongPPL over all
+    windows, unless they have no key tokens.
     """
     samples = meter.samples
     measured = [each for each in meter.rows_of({name: method}) if each["metric"] == "text"]
@@ -163,7 +164,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 def claims(rows: list[Row]) -> list[Claim]:
     """Return the claims of ORDER, and that each remapping has a lower loss than YaRN, in the last
-    band of each factor.
+    band of each factor. A claim about a method that was not measured is left out.
     """
     result = []
     for factor in distinct(rows, "loss", "factor"):

@@ -52,15 +52,8 @@ REFERENCES = {
 
 def run(runner: JobRunner) -> dict[str, Any]:
     """Run one job; its rows are stored window by window; return the facts for the report."""
-    rows = runner.run(
-        [
-            Job(
-                "caches",
-                measure,
-                runner.pick("model", "text", "length", "next", "sinks", "shift", "windows"),
-            )
-        ]
-    )
+    settings = runner.pick("model", "text", "length", "next", "sinks", "shift", "windows")
+    rows = runner.run([Job("caches", measure, settings)])
     return real_facts(runner, rows[0]["trained"])
 
 

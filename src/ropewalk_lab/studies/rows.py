@@ -92,7 +92,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a file."""
+    """Return the rows of a file; raise an error if a line is not a row."""
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
     except ValueError as error:

@@ -222,7 +222,7 @@ def draw_figures(
 
 
 def read_study(folder: Path) -> tuple[list[Row], dict[str, Any]]:
-    """Return (rows, facts) of a study's folder."""
+    """Return (rows, facts) of a study's folder; raise an error if one of their files is damaged."""
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     except ValueError as error:

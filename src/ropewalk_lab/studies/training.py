@@ -61,7 +61,7 @@ def fine_tuning(
 
     The seed is changed so that the model does not see the windows of the first training in the same
     order again; `seed` is that of the first training. A step has `batch` rows of `length` tokens;
-    `rate` is the learning rate.
+    the learning rate rises to `rate` over a quarter of the steps, but at most 10.
     """
     stages = (Stage(length, batch, steps),)
     train = replace(
@@ -129,7 +129,7 @@ def make_trainer(
 @torch.no_grad()
 def scale_embeddings(model: nn.Module) -> nn.Module:
     """Scale the embeddings of a new decoder to a standard deviation of 1, unless they are tied to
-    the output.
+    the output, and return the model.
 
     Sinusoidal encodings have amplitude 1, much larger than the initial embeddings; Transformers
     scale them for that reason.
