@@ -367,8 +367,11 @@ def pairs_of(config: Config) -> int:
 
     reads_partial = False
     if not is_text_model(config):  # a family with axes has sections by default, which may not fit
-        reads_partial = family_of(config.get("model_type")).reads_partial
+        family = family_of(config.get("model_type"))
+        reads_partial = family.reads_partial
         config = without("model_type")(config)
+        if reads_partial:  # the default of the class holds where no fraction is given
+            config = {"partial_rotary_factor": family.partial, **config}
         if reads_partial and not any(config.get(key) for key in ROPES):
             config = {**config, "rope_scaling": {"rope_type": "default"}}
     try:
