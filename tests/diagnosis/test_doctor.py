@@ -1135,3 +1135,18 @@ def test_a_tiny_theta_is_told_with_the_turn_of_its_slowest_pair(theta, factor, p
     assert found.id == "theta_tiny"
     tokens = 2 * math.pi * factor * theta ** (2 * pair / 16)
     assert f"in {tokens:g} tokens" in found.cause
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rotary_percentage": None},
+        {"layer_types": [["full_attention"]], "sliding_window": 4096},
+        {"model_type": "gemma3_text", "layer_types": 5, "rope_parameters": {"rope_theta": 1e4}},
+        # a head of one pair, which NTK does not stretch
+        {"vocab_size": 32_000, "head_dim": 2, "rope_scaling": YARN},
+    ],
+)
+def test_odd_values_are_examined_without_an_error_of_python(changes):
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32}
+    assert rw.doctor({**LLAMA, **sizes, **changes}, length=100_000).findings
