@@ -266,6 +266,7 @@ def trained_length_tiny(case: Examination, row: Mistake) -> Facts | None:
     """
     for place, holder in case.places():
         value = whole(holder.get(TRAINED_LENGTH_KEY))
+        # code that is not known may mean something else by the key
         if value is None or value >= 128 or not case.family.known:
             continue
         new = published_trained_length(case)

@@ -657,7 +657,7 @@ def head_dim_wrong(case: Examination, row: Mistake) -> Facts | None:
         return None
     # an odd width next to size / heads is a slip of it; of any other, nothing is known
     new = size // heads if size and heads and size % heads == 0 else None
-    name = next(key for key in keys.HEAD_DIM_KEYS if key in case.text)
+    name = next(key for key in keys.HEAD_DIM_KEYS if whole(case.text.get(key)))
     return {
         "key": name,
         "value": head,

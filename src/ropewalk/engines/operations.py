@@ -214,7 +214,7 @@ def _scale(reading: EngineReading, rule: Rule, release: Release, releases: Relea
 
 @_operation("change")
 def _change(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """Other parameters of the scaling; `times` multiplies one by a number."""
+    """Other parameters of the scaling; `times` has {parameter: the number that multiplies it}."""
     given = {key: _value(reading.case, each) for key, each in rule.values.items() if key != "times"}
     for key, factor in rule.values.get("times", {}).items():
         given[key] = factor * getattr(reading.spec.scaling, key)

@@ -190,7 +190,7 @@ def has_factor_below_zero(rope: Config) -> bool:
 
 def width_of(config: Config) -> int:
     """Return how many dimensions of a head rotate by the first fraction that the config or one of
-    its ropes gives; 0 if none does, or if the width of a head is not given.
+    its ropes gives; 0 if none does, if it is no number, or if the width of a head is not given.
     """
     size: Any = config.get("head_dim")
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
