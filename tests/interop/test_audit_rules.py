@@ -651,3 +651,20 @@ def test_every_second_layer_of_zaya_has_no_attention_in_sglang():
     findings = {each.layer_type: each for each in audit(config).of("sglang")}
     assert findings["hybrid"].radians
     assert not any(findings["hybrid_sliding"].radians)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model_type": "gpt_oss", "rope_parameters": 5.0},
+        # no layer rotates, and the served length is multiplied by an object
+        {"model_type": "granitemoehybrid", "rope_parameters": {"factor": {}}},
+    ],
+)
+def test_a_rope_or_a_factor_of_another_kind_is_no_error_of_python(keys):
+    assert audit({**SIZES, **keys}, max_model_len=4096).findings
+
+
+def test_a_layer_that_does_not_rotate_needs_no_notes_about_its_length():
+    config = {**SIZES, "model_type": "exaone4", "layer_types": ["full_attention"]}
+    assert length_notes({**config, "sliding_window": 64}, 8192) == ()

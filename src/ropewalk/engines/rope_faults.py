@@ -474,9 +474,9 @@ def lacks_factors(config: Config, key: str) -> bool:
 
 def has_needed_ropes_misnamed(config: Config) -> bool:
     """Return whether a family that needs a rope has only ropes whose names are no layer types."""
-    ropes = config.get("rope_parameters")
-    is_needed = family_of(config.get("model_type")).rope_required
-    return is_needed and bool(ropes) and without_a_layer_type(config) == [*(ropes or {})]
+    ropes: Any = config.get("rope_parameters")
+    is_needed = family_of(config.get("model_type")).rope_required and isinstance(ropes, Mapping)
+    return is_needed and bool(ropes) and without_a_layer_type(config) == [*ropes]
 
 
 def has_null_theta(place: Config) -> bool:
