@@ -481,7 +481,7 @@ def layers_in_v4(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def theta_by_layer_type(case: Examination, row: Mistake) -> Facts | None:
     """Find an object of thetas by layer type in place of theta. It can be repaired if each of these
-    layer types has a key for its theta.
+    layer types has a key for its theta, and none of these keys is given.
     """
     given, thetas = case.text.get(THETA), case.family.layer_thetas
     if not isinstance(given, dict) or not given or not given.keys() <= thetas.keys():

@@ -239,9 +239,9 @@ def _at_length(case: Examination, row: dict[str, Any]) -> bool:
 def known_lists(
     case: Examination, key: str, values: Any, other: str = "", others: Any = None
 ) -> list[float] | None:
-    """Return the published list of LongRoPE at `key`, short_factor or long_factor, that `values`
-    are, but for a few that are missing. With `other`, the other of the two keys: the published list
-    at `key` beside which `others` stand at `other`; `values` then do not count. None: not known.
+    """Return the published list of LongRoPE at `key`, short_factor or long_factor, from which
+    `values` lack at most a few numbers; None if there is none. With `other`, the other of the two
+    keys, the list at that key is compared with `others` instead.
     """
     for row in rows_of_any_length(case):
         for lists in row.get("lists", ()):
@@ -251,7 +251,9 @@ def known_lists(
 
 
 def published_trained_length(case: Examination) -> int | None:
-    """Return the length that a published model was trained with; None if it is not known."""
+    """Return the length that the published models of these sizes were trained with, or the served
+    one if it is shorter and published without a scaling; None if it is not known, or they differ.
+    """
     # a config that cannot be read may give a theta all the same
     theta, rows = theta_of(case) or case.get("rope_theta"), rows_of(case)
     # a config with the default theta may have lost its own one, so a release with the same trained

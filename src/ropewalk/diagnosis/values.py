@@ -276,7 +276,9 @@ def rotated_pairs(case: Examination) -> int | None:
 
 @finder
 def lists_swapped(case: Examination, row: Mistake) -> Facts | None:
-    """Find short factors of LongRoPE that are much larger in sum than the long ones."""
+    """Find short factors of LongRoPE that are much larger in sum than the long ones, and the largest
+    of which is larger too.
+    """
     for place, rope in case.ropes():
         lists = _lists(rope)
         if lists and sum(lists[0]) > MUCH_LONGER * sum(lists[1]) and max(lists[0]) > max(lists[1]):

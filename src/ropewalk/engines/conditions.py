@@ -338,7 +338,7 @@ def _named_outside(case: ServedLayer) -> str | None:
 
 def _own_name(case: ServedLayer) -> str | None:
     """Return the name of the scaling that the whole config has itself, not in the part for its text
-    model; None for a rope without a name.
+    model; None if it has no rope, or one without a name.
     """
     # `audit` adds the ropes of the whole config to those of the text model under these keys
     config, suffix = case.config, "_outside" if OUTER_TYPE in case.config else ""
