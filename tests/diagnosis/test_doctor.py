@@ -1150,3 +1150,10 @@ def test_a_tiny_theta_is_told_with_the_turn_of_its_slowest_pair(theta, factor, p
 def test_odd_values_are_examined_without_an_error_of_python(changes):
     sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32}
     assert rw.doctor({**LLAMA, **sizes, **changes}, length=100_000).findings
+
+
+@pytest.mark.parametrize("factor", [1.01, 3.04])
+def test_a_magnitude_of_the_formula_is_right_where_ln_of_the_factor_is_near_it(factor):
+    rope = {**YARN, "factor": factor, "attention_factor": 0.1 * math.log(factor) + 1}
+    found = rw.doctor({**LLAMA, "max_position_embeddings": 2048, "rope_scaling": rope})
+    assert "attention_factor_impossible" not in {each.id for each in found.findings}

@@ -700,7 +700,7 @@ def extended_twice(case: Examination, row: Mistake) -> Facts | None:
         plain = [] if own else [each for each in rows if "scaling" not in each]
         known = {each for r in plain for each in r["theta"]}
         trained = {_trained(each) or 0 for each in plain}
-        width = case.head_dim or 128
+        width = case.head_dim or 128  # that of most models
         # the factor extends the published length to the served one, and so does the theta alone:
         # NTK by this factor raises the published theta to less
         found = len(known) == len(trained) == 1 and math.isclose(
