@@ -565,8 +565,8 @@ def beside_layers(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def outside_text_part(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rotary key, or a rope object, in the config of the whole model or of a part around the
-    text part, where only that of the text part is read, which does not have it; `keys` has the keys.
+    """Find a rotary key, one of `keys`, or a rope object that the text part lacks, in the config of
+    the whole model or of a part around the text part, where it is not read.
     """
     for outer in nested_parts(case.root)[:-1]:
         for key in OBJECT_KEYS:
