@@ -421,7 +421,8 @@ def _drop_axes(reading: EngineReading, rule: Rule, release: Release, releases: R
 @_operation("do not rotate")
 def _no_rotation(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """The layers of this type do not rotate."""
-    reading.set_fields(rule.about, rule.text(reading), rule.source, scaling=Default(), axes=None)
+    reading.add_rule(rule.about, rule.text(reading), rule.source)
+    reading.spec = reading.spec.with_(scaling=Default(), axes=None)
     reading.unrotated_pairs = frozenset(range(reading.spec.pairs))
     reading.done = True
 
