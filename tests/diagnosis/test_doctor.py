@@ -1157,3 +1157,9 @@ def test_a_magnitude_of_the_formula_is_right_where_ln_of_the_factor_is_near_it(f
     rope = {**YARN, "factor": factor, "attention_factor": 0.1 * math.log(factor) + 1}
     found = rw.doctor({**LLAMA, "max_position_embeddings": 2048, "rope_scaling": rope})
     assert "attention_factor_impossible" not in {each.id for each in found.findings}
+
+
+def test_a_proportional_rope_with_the_factor_1_rotates_a_part_of_the_head():
+    rope = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "factor": 1.0}
+    found = rw.doctor({**LLAMA, "rope_parameters": {**rope, "rope_theta": 1e6}})
+    assert "factor_is_one" not in {each.id for each in found.findings}

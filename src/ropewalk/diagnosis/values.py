@@ -170,8 +170,8 @@ def factor_is_integer(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def factor_is_one(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling that scales nothing, since its factor is 1."""
-    # LongRoPE scales by its lists, dynamic by the length or by an alpha
-    others = ("default", "longrope", "su", "dynamic", None)
+    # LongRoPE scales by its lists, dynamic by the length or by an alpha; proportional rotates a part
+    others = ("default", "longrope", "su", "dynamic", "proportional", None)
     for place, rope in case.ropes():
         if rope.get("factor") == 1 and type_of(rope) not in others:
             return {"key": at(place, "factor"), "value": type_of(rope)}
