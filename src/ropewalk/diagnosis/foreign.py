@@ -362,12 +362,12 @@ def _said_by(case: Examination, key: str, value: Any) -> bool:
     """Return whether a key of another stack says what the model computes anyway, or does not matter
     to its angles, as a served length or a setting without a key in transformers.
     """
-    sense, fraction = meaning(key), number_of(value) or 0
+    sense = meaning(key)
     specs = [spec for spec in (case.specs() or {}).values() if spec is not None]
     if sense == "rotary_dim":
         return any(spec.rotated_dims == value for spec in specs)
     if sense in keys.FRACTION_KEYS:
-        return any(spec.rotated_dims == fraction * spec.head_dim for spec in specs)
+        return any(spec.rotated_dims == (number_of(value) or 0) * spec.head_dim for spec in specs)
     if sense == THETA:
         return any(spec.theta == value for spec in specs)
     return sense in keys.LENGTH_KEYS or sense == "nothing"
