@@ -170,7 +170,8 @@ def factor_is_integer(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def factor_is_one(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling that scales nothing, since its factor is 1."""
-    # LongRoPE scales by its lists, dynamic by the length or by an alpha; proportional rotates a part
+    # LongRoPE scales by its lists, dynamic by the length or by an alpha, and proportional rotates a
+    # part of the head
     others = ("default", "longrope", "su", "dynamic", "proportional", None)
     for place, rope in case.ropes():
         if rope.get("factor") == 1 and type_of(rope) not in others:
@@ -276,8 +277,8 @@ def rotated_pairs(case: Examination) -> int | None:
 
 @finder
 def lists_swapped(case: Examination, row: Mistake) -> Facts | None:
-    """Find short factors of LongRoPE that are much larger in sum than the long ones, and the largest
-    of which is larger too.
+    """Find short factors of LongRoPE whose sum is much larger than that of the long ones, and whose
+    largest is larger too.
     """
     for place, rope in case.ropes():
         lists = _lists(rope)
