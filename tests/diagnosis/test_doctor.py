@@ -1135,3 +1135,31 @@ def test_a_tiny_theta_is_told_with_the_turn_of_its_slowest_pair(theta, factor, p
     assert found.id == "theta_tiny"
     tokens = 2 * math.pi * factor * theta ** (2 * pair / 16)
     assert f"in {tokens:g} tokens" in found.cause
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rotary_percentage": None},
+        {"layer_types": [["full_attention"]], "sliding_window": 4096},
+        {"model_type": "gemma3_text", "layer_types": 5, "rope_parameters": {"rope_theta": 1e4}},
+        # a head of one pair, which NTK does not stretch
+        {"vocab_size": 32_000, "head_dim": 2, "rope_scaling": YARN},
+    ],
+)
+def test_odd_values_are_examined_without_an_error_of_python(changes):
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32}
+    assert rw.doctor({**LLAMA, **sizes, **changes}, length=100_000).findings
+
+
+@pytest.mark.parametrize("factor", [1.01, 3.04])
+def test_a_magnitude_of_the_formula_is_right_where_ln_of_the_factor_is_near_it(factor):
+    rope = {**YARN, "factor": factor, "attention_factor": 0.1 * math.log(factor) + 1}
+    found = rw.doctor({**LLAMA, "max_position_embeddings": 2048, "rope_scaling": rope})
+    assert "attention_factor_impossible" not in {each.id for each in found.findings}
+
+
+def test_a_proportional_rope_with_the_factor_1_rotates_a_part_of_the_head():
+    rope = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "factor": 1.0}
+    found = rw.doctor({**LLAMA, "rope_parameters": {**rope, "rope_theta": 1e6}})
+    assert "factor_is_one" not in {each.id for each in found.findings}

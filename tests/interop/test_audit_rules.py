@@ -651,3 +651,27 @@ def test_every_second_layer_of_zaya_has_no_attention_in_sglang():
     findings = {each.layer_type: each for each in audit(config).of("sglang")}
     assert findings["hybrid"].radians
     assert not any(findings["hybrid_sliding"].radians)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model_type": "gpt_oss", "rope_parameters": 5.0},
+        # no layer rotates, and the served length is multiplied by an object
+        {"model_type": "granitemoehybrid", "rope_parameters": {"factor": {}}},
+    ],
+)
+def test_a_rope_or_a_factor_of_another_kind_is_no_error_of_python(keys):
+    assert audit({**SIZES, **keys}, max_model_len=4096).findings
+
+
+def test_a_layer_that_does_not_rotate_needs_no_notes_about_its_length():
+    config = {**SIZES, "model_type": "exaone4", "layer_types": ["full_attention"]}
+    assert length_notes({**config, "sliding_window": 64}, 8192) == ()
+
+
+def test_a_rule_says_why_an_unscaled_layer_does_not_rotate():
+    config = {**SIZES, "model_type": "smollm3", "num_hidden_layers": 4}
+    finding = one({**config, "no_rope_layers": [0, 0, 0, 1]}, "llama.cpp")
+    assert not any(finding.radians)
+    assert [rule.about for rule in finding.rules] == ["no_rope_layers"]

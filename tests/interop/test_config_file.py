@@ -97,6 +97,16 @@ def test_a_mebibyte_is_the_largest_file(tmp_path):
         from_hf(path)
 
 
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_forty_digits_are_the_longest_integer_with_either_sign(tmp_path, sign):
+    path = tmp_path / "config.json"
+    path.write_text(f'{{{GOOD}, "a": {sign}{"9" * 40}}}')
+    assert from_hf(path).head_dim == 16
+    path.write_text(f'{{{GOOD}, "a": {sign}{"9" * 41}}}')
+    with pytest.raises(RopeError, match="at most 40 digits; got '41 digits'"):
+        from_hf(path)
+
+
 @pytest.mark.parametrize("path", ["missing.json", "folder"])
 def test_a_path_without_a_config_is_refused(path, tmp_path):
     (tmp_path / "folder").mkdir()

@@ -72,6 +72,13 @@ def test_the_sections_of_a_file_are_in_the_order_of_its_architecture(
     assert (spec.axis_of_pair, spec.num_axes, spec.layout) == (axis_of_pair, 3, "half")
 
 
+@pytest.mark.parametrize("given", [None, 8, "4, 2, 2"])
+def test_sections_in_memory_that_are_no_array_are_refused(given):
+    metadata = sizes("qwen2vl") | {"qwen2vl.rope.dimension_sections": given}
+    with pytest.raises(RopeError, match=r"rope\.dimension_sections: must be an array"):
+        rw.gguf.read_ropes(rw.gguf.InMemory("qwen2vl", metadata))
+
+
 @pytest.mark.parametrize(
     ("counts", "sections"), [([8], [8, 0, 0, 0]), ([3, 5], [3, 5, 0, 0]), ([4, 2, 2], [4, 2, 2, 0])]
 )

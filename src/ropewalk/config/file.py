@@ -102,8 +102,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """Return the JSON object in `data`; refuse large or deep files, duplicate config keys, NaN,
-    Infinity and 1e999.
+    """Return the JSON object in `data`, a text in UTF-8; refuse large or deep files, duplicate
+    config keys, long integers, NaN, Infinity and 1e999.
     """
     if len(data) > MAX_BYTES:
         raise RopeError(
@@ -151,7 +151,9 @@ def _check_depth(text: str) -> None:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object as a dict; refuse a key that is given twice, NaN, Infinity and 1e999."""
+    """Return a JSON object as a dict; refuse a key that is given twice, and a _Constant, which is
+    what `parse` reads NaN, Infinity and 1e999 as.
+    """
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:
@@ -190,8 +192,7 @@ def _float(digits: str) -> float | _Constant:
 def _integer(digits: str) -> int:
     """Return the integer of a JSON number with at most 40 digits; raise an error for a longer one."""
     # converting a million digits takes minutes, and no config has integers that large
-    if len(digits) > 40:
-        raise RopeError(
-            "config", "must hold integers of at most 40 digits", f"{len(digits)} digits"
-        )
+    count = len(digits.removeprefix("-"))
+    if count > 40:
+        raise RopeError("config", "must hold integers of at most 40 digits", f"{count} digits")
     return int(digits)

@@ -57,7 +57,9 @@ class Explanation:
         return layers
 
     def __str__(self) -> str:
-        """Return a line for each value of each layer type, with its source, and the warnings."""
+        """Return the model_type, each value of each layer type with its source, and the warnings,
+        one per line.
+        """
         known = "" if self.known or self.model_type is None else " (not known)"
         lines = [f"model_type {self.model_type or 'not given'}{known}"]
         for layer_type, values in self.as_dict().items():
@@ -78,7 +80,8 @@ def from_hf(
 
     config     a transformers config, a dict, or the path of a config.json or of its folder
     per_layer  return {layer type: spec} instead; None for a layer type that is not rotated (NoPE).
-               If only some layers of a type are rotated, the others are the layer type "no_rope"
+               If only some layers of a type are rotated, the others are the layer type "no_rope".
+               Without it, raise an error if the rotated layer types differ, or if there is none
     precision  see RopeSpec; "hf" repeats every float32 step of transformers, "hf_frequencies" only
                those of the frequencies, "exact" none
 
@@ -281,7 +284,7 @@ def _check_round_trip(spec: RopeSpec, written: Mapping[str, Any]) -> None:
 
 def _layout_hint(field: str, spec: RopeSpec) -> str:
     """Return a hint for an error about `field`: for a layout, model types whose code has that of
-    `spec`; for any other field, "".
+    `spec`; "" for any other field, or if no model type has that layout.
     """
     if field not in ("layout", "layout_out"):
         return ""

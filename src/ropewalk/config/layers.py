@@ -213,7 +213,8 @@ def _thetas(config: Mapping[str, Any], family: Family) -> list[float] | None:
     theta per layer.
 
     With the rule "zero_layer_rope_theta" a theta is read only as zero or not zero. If such a config
-    has no list, the last layer and every fourth layer before it have 0, and the others 1.
+    has a number of layers and no list, the last layer and every fourth layer before it have 0, and
+    the others 1.
     """
     given = config.get(LAYER_THETA_KEY)
     if given is not None:

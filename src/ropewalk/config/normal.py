@@ -119,7 +119,7 @@ def _standard_names(
             warnings.append(f"{own[key]} = {value!r} is ignored: {model} reads {only}")
         if given is not None:
             standard[name] = given
-        elif only is not None and name in own:
+        elif name in own and name not in read:
             # the code reads another name, so this value must not pass as the standard one
             del own[name]
     return {**own, **standard}
@@ -245,7 +245,8 @@ class _NormalLayer:
 
     def _rope_type(self) -> Value:
         """Return the value of `rope_type`, or of its old key `type`, with old names replaced;
-        "default" if there is neither. Raise an error for an unknown name.
+        "default" if there is neither. Raise an error for an unknown name, for two names that
+        contradict each other, and for keys of a scaling without a name.
         """
         given = [self.rope[key] for key in ("rope_type", "type") if key in self.rope]
         known = keys.rope_types()
@@ -521,7 +522,8 @@ class _NormalLayer:
 
     def _setting(self, key: str, default: Any) -> Value | None:
         """Return the value of one key of the scaling, or its default in the code of the family;
-        None if there is neither. `default` is that of the scaling's own field.
+        None if there is neither. `default`, that of the scaling's own field, is used only for the
+        rotated fraction; for other keys the scaling itself has it.
 
         The served length, `max_position_embeddings`, has no effect on a scaling that has `factor`
         and a trained length: its formula uses those two alone, in transformers as here. This method

@@ -157,7 +157,9 @@ def _fraction_key(spec: RopeSpec) -> dict[str, float]:
 
 
 def _axis_keys(spec: RopeSpec) -> dict[str, Any]:
-    """Return the config keys for several axes; {} for one."""
+    """Return the config keys of an axis map; {} for one axis, and for other axes, which no config
+    key describes.
+    """
     if not isinstance(spec.axes, AxisMap):
         return {}
     axis_of_pair = spec.axes.axis_of_pair

@@ -112,7 +112,9 @@ class Examination:
         return found
 
     def flat(self) -> dict[str, Any] | None:
-        """Return the only rope object; None if there is none, or one for each layer type."""
+        """Return the only rope object; None if there is none, are two, or is one rope for each
+        layer type.
+        """
         ropes = self.ropes()
         return ropes[0][1] if len(ropes) == 1 and "." not in ropes[0][0] else None
 
@@ -124,7 +126,9 @@ class Examination:
         yield "", self.text
 
     def get(self, key: str) -> Any:
-        """Return the value of a key in the first rope that has it, or else of the config."""
+        """Return the value of a key in the first rope that has it, or else of the config; None if
+        it is absent or null in all of them.
+        """
         return next((o[key] for _, o in self.places() if o.get(key) is not None), None)
 
     @property
@@ -160,9 +164,9 @@ class Examination:
 
     @property
     def head_dim(self) -> int | None:
-        """The width of a head; None if the config does not say it. With latent attention it is that
-        of the part that rotates; of layer types with different widths, that of the first one that
-        rotates.
+        """The width of a head; None if neither the config nor its family says it. With latent
+        attention it is that of the part that rotates; of layer types with different widths, that of
+        the first one that rotates.
         """
         for spec in (self.specs() or {}).values():
             if spec is not None:
@@ -184,7 +188,7 @@ class Examination:
         return None if isinstance(found, RopeError) else found
 
     def error(self) -> RopeError | None:
-        """Return why the config cannot be read; None if it can."""
+        """Return why the config cannot be read; None if it can, or could without unknown keys."""
         found = self._read()
         return found if isinstance(found, RopeError) else None
 

@@ -79,7 +79,8 @@ def _with_whole_rope(
     changed: Mapping[str, Any], new: Mapping[str, Any], specs: Specs | None
 ) -> dict[str, Any]:
     """Return the changed keys, and if one of them is about the rope, the whole rope object of `new`
-    with theta and the rotated fraction inside. `specs` are those of `new`.
+    with theta and the rotated fraction inside, unless it has a rope for each layer type. `specs`
+    are those of `new`.
 
     vLLM sets each key on the config that transformers has read already: a new rope object replaces
     the one with theta, and theta beside it is not read any more.

@@ -28,7 +28,15 @@ from typing import Any
 from ropewalk.config import keys
 from ropewalk.config.checks import CONFIG_CHECKS
 from ropewalk.diagnosis.aliases import meaning
-from ropewalk.diagnosis.case import OBJECT_KEYS, Examination, Facts, positive, type_of, whole
+from ropewalk.diagnosis.case import (
+    OBJECT_KEYS,
+    Examination,
+    Facts,
+    number_of,
+    positive,
+    type_of,
+    whole,
+)
 from ropewalk.diagnosis.lengths import length_key, magnitude
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
 from ropewalk.diagnosis.published import rows_of
@@ -81,8 +89,9 @@ def as_json(text: str, error: RopeError) -> str:
     with the words of JSON for those of Python, and if need be, double quotes for single ones. Raise
     `error`, with which JSON was refused before, if the result is no JSON either.
     """
-    # odd parts are strings, which stay as they are; even parts are what is between them
-    # a string or comment without its end is taken to the end, so that no part is searched twice
+    # odd parts are strings, which stay as they are; even parts are what is between them. A string
+    # without its end goes on to the end of the line, and a comment without it to the end of the
+    # part, so that the search for an end is not begun anew at each later character
     parts = re.split(r'("(?:[^"\\\n]|\\.)*+"?)', text)
     for index in range(0, len(parts), 2):
         part = re.sub(
@@ -358,7 +367,7 @@ def _said_by(case: Examination, key: str, value: Any) -> bool:
     if sense == "rotary_dim":
         return any(spec.rotated_dims == value for spec in specs)
     if sense in keys.FRACTION_KEYS:
-        return any(spec.rotated_dims == value * spec.head_dim for spec in specs)
+        return any(spec.rotated_dims == (number_of(value) or 0) * spec.head_dim for spec in specs)
     if sense == THETA:
         return any(spec.theta == value for spec in specs)
     return sense in keys.LENGTH_KEYS or sense == "nothing"
@@ -409,9 +418,12 @@ def pairs_contradict(case: Examination, row: Mistake) -> Facts | None:
     specs = [spec for spec in (case.specs() or {}).values() if spec is not None]
     if not case.family.known or not specs or any(spec.layout != "half" for spec in specs):
         return None
-    for key in row.names.keys() & case.text.keys():
-        value = case.text[key]
-        if json.dumps(value) == row.names[key] and key not in case.family.reads:
+    for key, value in case.text.items():
+        if (
+            key in row.names
+            and json.dumps(value) == row.names[key]
+            and key not in case.family.reads
+        ):
             return {"key": key, "value": value, "model": case.model_type}
     return None
 
@@ -435,7 +447,7 @@ def theta_in_attention_part(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def sections_in_text_model(case: Examination, row: Mistake) -> Facts | None:
     """Find the rope type of images and videos, "mrope", in a model whose tokens have one position
-    each. It is removed where the rope has no further key than theta, so that nothing else is lost.
+    each. It is removed with its sections if the rope has no further key than theta.
     """
     # a family with an order of axes has positions on several axes
     if not case.family.known or case.family.axis_order is not None:

@@ -156,7 +156,9 @@ def magnitude_impossible(case: Examination, row: Mistake) -> Facts | None:
             continue
         usual = magnitude(factor)
         wrong = {"inverse": 1 / usual, "square": usual**2, "logarithm": math.log(factor)}
-        near = any(math.isclose(value, each, rel_tol=2e-3) for each in wrong.values())
+        # for some factors one of these is near the formula itself
+        right = math.isclose(value, usual, rel_tol=1e-3)
+        near = not right and any(math.isclose(value, x, rel_tol=2e-3) for x in wrong.values())
         if value < LEAST_MAGNITUDE or value > 2 * usual or near:
             return {
                 "key": at(place, "attention_factor"),
@@ -266,6 +268,7 @@ def trained_length_tiny(case: Examination, row: Mistake) -> Facts | None:
     """
     for place, holder in case.places():
         value = whole(holder.get(TRAINED_LENGTH_KEY))
+        # code that is not known may mean something else by the key
         if value is None or value >= 128 or not case.family.known:
             continue
         new = published_trained_length(case)

@@ -127,15 +127,16 @@ def _repeated(period: list[str], count: int) -> list[str]:
 
 @finder
 def layer_types_misfit(case: Examination, row: Mistake) -> Facts | None:
-    """Find a `layer_types` that has not one entry for each layer. The repair writes the published
-    pattern if it has the same types, else the given one continued or cut.
+    """Find a `layer_types` that has not one entry for each layer. The repair writes the given
+    pattern continued or cut, or in its place the published one if it has the same types; there is
+    none if `_continued` does not tell how the given one goes on.
     """
     given, name = case.text.get("layer_types"), "layer_types"
     count = next((n for k in keys.LAYER_COUNT_KEYS if (n := whole(case.text.get(k)))), None)
     if not case.family.known or not isinstance(given, list) or count in (None, len(given)):
         return None
     new = _continued(given, count) if given and all(isinstance(x, str) for x in given) else None
-    # the published pattern is surer than one that is continued, if it has the same layer types
+    # the published pattern is surer than one that is continued
     found = [each for each in rows_of(case) if "full_every" in each]
     if found and new is not None:
         # only its `new` is used

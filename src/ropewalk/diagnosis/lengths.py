@@ -402,7 +402,9 @@ def _is_fixed(case: Examination) -> bool:
 
 
 def _fixed(case: Examination) -> str | None:
-    """Return what a family has whose code reads no scaling; None for any other."""
+    """Return what a family whose code reads no scaling has instead of one, in words; None for any
+    other family.
+    """
     named = (row.names for row in mistakes() if row.find == "rope_of_fixed_family")
     return next((names[kind] for names in named if (kind := str(case.model_type)) in names), None)
 
@@ -703,8 +705,8 @@ def attends_far_by_window(case: Examination, row: Mistake) -> Facts | None:
     if case.length is None or window is None or case.text.get("use_sliding_window") is False:
         return None
     types = case.text.get("layer_types")
-    if not isinstance(types, list) or set(types) != {"sliding_attention"}:
+    if not isinstance(types, list) or not types or case.length <= window:
         return None
-    if case.length <= window:
+    if any(each != "sliding_attention" for each in types):
         return None
     return {"key": "sliding_window", "value": int(window), "length": case.length}

@@ -54,8 +54,8 @@ INHERITED = (*OBJECT_KEYS, "rope_theta", TRAINED_LENGTH_KEY, SERVED_LENGTH_KEY)
 
 def _without_rotation(case: Examination, row: Mistake) -> bool:
     """Return whether a config cannot be read for one of these reasons: its model does not rotate,
-    no spec describes its rotation, code that is not known may define it, or the model type is one
-    of `keys`, whose class has ropes of its own.
+    no spec describes its rotation, code that is not known may define it, or it has no rope object
+    and a model type of `keys`, whose class has ropes of its own.
     """
     error, family = case.error(), case.family
     if error is None:
@@ -152,7 +152,7 @@ def model_type_missing(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def family_unknown(case: Examination, row: Mistake) -> Facts | None:
-    """Find a model type whose code is not known."""
+    """Find a model type whose code is not known, or a config without a model type."""
     # "_class_name" is in configs of diffusers, which have no model_type
     if case.family.known or "_class_name" in case.text:
         return None

@@ -98,8 +98,8 @@ def as_v4(text: dict[str, Any]) -> None:
 
 
 def as_v5(text: dict[str, Any]) -> None:
-    """Rewrite theta and `rope_scaling` in place as transformers 5 does: one object with all of
-    them.
+    """Rewrite theta and `rope_scaling` of a config without `rope_parameters` in place as that one
+    object of transformers 5.
     """
     rope = {"rope_type": "default", **(text.pop("rope_scaling", None) or {})}
     if text.get(THETA) is not None:
@@ -201,7 +201,7 @@ def put_object(case: Examination, row: Mistake, facts: Facts) -> None:
     case.text[facts["name"]] = facts["new"]
 
 
-def _is_scaling(value: Any) -> bool:
+def _is_rope(value: Any) -> bool:
     """Return whether a value is an object with a known rope_type and a factor or a theta."""
     kind = type_of(value) if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in keys.rope_types():
@@ -223,8 +223,8 @@ def object_elsewhere(case: Examination, row: Mistake) -> Facts | None:
         if not isinstance(value, dict) or key in OBJECT_KEYS or sizes & value.keys():
             continue
         # the key of the rope object inside `value`; None: `value` itself may be one
-        inner = next((k for k in OBJECT_KEYS if _is_scaling(value.get(k))), None)
-        if inner is None and not _is_scaling(value):
+        inner = next((k for k in OBJECT_KEYS if _is_rope(value.get(k))), None)
+        if inner is None and not _is_rope(value):
             continue
         rope = value if inner is None else value[inner]
         # theta in it, and none outside: the form of transformers 5
@@ -443,7 +443,7 @@ def flat_in_nested(case: Examination, row: Mistake) -> Facts | None:
     if v5 is None or v4 is not None or layers_of(v5) or not (thetas or apart):
         return None
     # its keys are layer types, with values that are no ropes: not one rope for all
-    if v5.keys() <= set(case.text.get("layer_types") or ()):
+    if v5.keys() <= set(_layer_types(case)):
         return None
     new = {}
     for index, (name, own) in enumerate(thetas.items()):  # own: what the family says of this type
@@ -481,7 +481,7 @@ def layers_in_v4(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def theta_by_layer_type(case: Examination, row: Mistake) -> Facts | None:
     """Find an object of thetas by layer type in place of theta. It can be repaired if each of these
-    layer types has a key for its theta.
+    layer types has a key for its theta, and none of these keys is given.
     """
     given, thetas = case.text.get(THETA), case.family.layer_thetas
     if not isinstance(given, dict) or not given or not given.keys() <= thetas.keys():
@@ -565,8 +565,8 @@ def beside_layers(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def outside_text_part(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rotary key, or a rope object, in the config of the whole model or of a part around the
-    text part, where only that of the text part is read, which does not have it; `keys` has the keys.
+    """Find a rotary key, one of `keys`, or a rope object that the text part lacks, in the config of
+    the whole model or of a part around the text part, where it is not read.
     """
     for outer in nested_parts(case.root)[:-1]:
         for key in OBJECT_KEYS:
@@ -752,6 +752,16 @@ def layer_scaling_swapped(case: Examination, row: Mistake) -> Facts | None:
     return {**facts, "ropes": (right, wrong)}
 
 
+@repair
+def swap_layer_scalings(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Exchange the ropes of two layer types without their thetas."""
+    one, other = facts["ropes"]
+    new_one, new_other = ({**a, THETA: b.get(THETA)} for a, b in ((other, one), (one, other)))
+    for rope, new in ((one, new_one), (other, new_other)):
+        rope.clear()
+        rope.update({key: value for key, value in new.items() if value is not None})
+
+
 @finder
 def layer_scaling_extra(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling at a layer type that is unscaled in this family, beside that of the layer type
@@ -811,16 +821,6 @@ def vision_theta(case: Examination, row: Mistake) -> Facts | None:
             facts = {"key": key, "value": value, "new": float(usual), "holder": holder}
             return {**facts, "name": THETA, "model": tower["model_type"]}
     return None
-
-
-@repair
-def swap_layer_scalings(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Exchange the ropes of two layer types without their thetas."""
-    one, other = facts["ropes"]
-    new_one, new_other = ({**a, THETA: b.get(THETA)} for a, b in ((other, one), (one, other)))
-    for rope, new in ((one, new_one), (other, new_other)):
-        rope.clear()
-        rope.update({key: value for key, value in new.items() if value is not None})
 
 
 @finder

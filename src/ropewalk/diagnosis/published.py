@@ -239,9 +239,9 @@ def _at_length(case: Examination, row: dict[str, Any]) -> bool:
 def known_lists(
     case: Examination, key: str, values: Any, other: str = "", others: Any = None
 ) -> list[float] | None:
-    """Return the published list of LongRoPE at `key`, short_factor or long_factor, that `values`
-    are, but for a few that are missing. With `other`, the other of the two keys: the published list
-    at `key` beside which `others` stand at `other`; `values` then do not count. None: not known.
+    """Return the published list of LongRoPE at `key`, short_factor or long_factor, from which
+    `values` lack at most a few numbers; None if there is none. With `other`, the other of the two
+    keys, the list at that key is compared with `others` instead.
     """
     for row in rows_of_any_length(case):
         for lists in row.get("lists", ()):
@@ -251,13 +251,15 @@ def known_lists(
 
 
 def published_trained_length(case: Examination) -> int | None:
-    """Return the length that a published model was trained with; None if it is not known."""
+    """Return the length that the published models of these sizes were trained with, or the served
+    one if it is shorter and published without a scaling; None if it is not known, or they differ.
+    """
     # a config that cannot be read may give a theta all the same
     theta, rows = theta_of(case) or case.get("rope_theta"), rows_of(case)
     # a config with the default theta may have lost its own one, so a release with the same trained
     # length is taken although its theta is another one
-    default = theta == case.family.default("rope_theta")
-    fits = default and any(_trained(row) == case.trained is not None for row in rows)
+    default = theta == case.family.default("rope_theta") and case.trained is not None
+    fits = default and any(_trained(row) == case.trained for row in rows)
     # no release of these lengths has this theta: the lengths may be wrong, so all lengths count
     if not fits and not any(theta in row["theta"] for row in rows):
         rows = [row for row in rows_of_any_length(case) if theta in row["theta"]] or rows
@@ -441,7 +443,8 @@ def _kind(case: Examination, theta: float, known: set[float], other: bool) -> st
     scaled, factor = case.rope_type in ("yarn", "linear", "dynamic"), case.factor
     if scaled and factor and factor > 1:
         width = case.head_dim or 128  # that of most models
-        times = (factor, factor ** (width / (width - 2)))  # the second is that of NTK
+        # the second is that of NTK, which needs more than one pair
+        times = (factor, factor ** (width / (width - 2)) if width > 2 else factor)
         if any(math.isclose(theta, each * x, rel_tol=2e-3) for each in known for x in times):
             return "multiplied"
     # the length and the theta are of two releases, but a scaling may be why the length is another
@@ -697,13 +700,14 @@ def extended_twice(case: Examination, row: Mistake) -> Facts | None:
         plain = [] if own else [each for each in rows if "scaling" not in each]
         known = {each for r in plain for each in r["theta"]}
         trained = {_trained(each) or 0 for each in plain}
-        width = case.head_dim or 128
+        width = case.head_dim or 128  # that of most models
         # the factor extends the published length to the served one, and so does the theta alone:
         # NTK by this factor raises the published theta to less
         found = len(known) == len(trained) == 1 and math.isclose(
             min(trained) * factor, served, rel_tol=0.02
         )
-        found = found and theta > 1.01 * min(known) * factor ** (width / (width - 2))
+        # a width of 2 is a single pair, whose frequency is 1 with any theta
+        found = found and width > 2 and theta > 1.01 * min(known) * factor ** (width / (width - 2))
     if not found:
         return None
     facts = {"key": "rope_scaling", "value": case.rope_type, "factor": factor, "theta": theta}
@@ -716,8 +720,8 @@ def remove_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
     """Remove the scaling of a config with its trained length; theta and fraction stay."""
     rope = facts["rope"]
     if case.text.get("rope_scaling") is rope:
-        # rope_theta and partial_rotary_factor, if only the rope has them, move outside
-        for key in (*keys.THETA_KEYS[:1], *keys.FRACTION_KEYS[:1]):
+        # if only the rope has them, they move outside
+        for key in ("rope_theta", "partial_rotary_factor"):
             if case.text.get(key) is None and rope.get(key) is not None:
                 case.text[key] = rope[key]
         case.text["rope_scaling"] = None
@@ -791,7 +795,8 @@ def is_copied(case: Examination) -> bool:
     # all that have a scaling have this one, and the config serves a length of the family
     if known and all(each == given for each in known):
         return any(_at_length(case, each) for each in family)
-    # one of them has it with all its keys, and starts from another length than this model
+    # one of them has it with all its keys, more than three, which do not agree by chance; and it
+    # starts from another length than this model
     start = published_trained_length(case)
     return (
         case.trained is not None

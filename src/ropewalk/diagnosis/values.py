@@ -170,8 +170,9 @@ def factor_is_integer(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def factor_is_one(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling that scales nothing, since its factor is 1."""
-    # LongRoPE scales by its lists, dynamic by the length or by an alpha
-    others = ("default", "longrope", "su", "dynamic", None)
+    # LongRoPE scales by its lists, dynamic by the length or by an alpha, and proportional rotates a
+    # part of the head
+    others = ("default", "longrope", "su", "dynamic", "proportional", None)
     for place, rope in case.ropes():
         if rope.get("factor") == 1 and type_of(rope) not in others:
             return {"key": at(place, "factor"), "value": type_of(rope)}
@@ -276,7 +277,9 @@ def rotated_pairs(case: Examination) -> int | None:
 
 @finder
 def lists_swapped(case: Examination, row: Mistake) -> Facts | None:
-    """Find short factors of LongRoPE that are much larger in sum than the long ones."""
+    """Find short factors of LongRoPE whose sum is much larger than that of the long ones, and whose
+    largest is larger too.
+    """
     for place, rope in case.ropes():
         lists = _lists(rope)
         if lists and sum(lists[0]) > MUCH_LONGER * sum(lists[1]) and max(lists[0]) > max(lists[1]):
@@ -657,7 +660,7 @@ def head_dim_wrong(case: Examination, row: Mistake) -> Facts | None:
         return None
     # an odd width next to size / heads is a slip of it; of any other, nothing is known
     new = size // heads if size and heads and size % heads == 0 else None
-    name = next(key for key in keys.HEAD_DIM_KEYS if key in case.text)
+    name = next(key for key in keys.HEAD_DIM_KEYS if whole(case.text.get(key)))
     return {
         "key": name,
         "value": head,

@@ -285,8 +285,8 @@ def _named(text: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, A
 
 def _unread_part(config: Mapping[str, Any]) -> str | None:
     """Return in words where the config has its text model, if what transformers' config class does
-    with one there was not read; else None. It has at least one of TEXT_PARTS, the keys of a text
-    model.
+    with one there was not read; else None. The config has at least one of TEXT_PARTS, the keys of
+    a text model.
     """
     parts = [name for name in config_file.TEXT_PARTS if config.get(name) is not None]
     part = config[parts[0]]

@@ -171,8 +171,8 @@ class ServedLayer:
 
     @property
     def derived_head_dim(self) -> int:
-        """hidden_size / num_attention_heads, which some engines use whatever head_dim is; head_dim
-        if either is missing.
+        """hidden_size / num_attention_heads, rounded down, which some engines use whatever head_dim
+        is; head_dim if either is missing.
         """
         hidden, heads = self.config.get("hidden_size"), self.config.get("num_attention_heads")
         return hidden // heads if hidden and heads else self.spec.head_dim

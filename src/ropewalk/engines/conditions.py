@@ -237,8 +237,8 @@ def _has_window_in_some(config: Mapping[str, Any]) -> bool:
 
 
 def _has_other_heads(config: Mapping[str, Any]) -> bool:
-    """Return whether full layers have heads of another size, or another number of them, than the
-    other layers, by the keys and the defaults of Gemma's newer classes.
+    """Return whether full layers have heads of another size than the other layers, by the keys and
+    the defaults of Gemma's newer classes; in EmbeddingGemma 2, also another number of key heads.
     """
     if config.get("global_head_dim", 512) != config.get("head_dim", 256):
         return True
@@ -271,7 +271,7 @@ def _rotating(case: ServedLayer) -> list[int]:
 
 def _by_period(case: ServedLayer) -> list[bool]:
     """Return for each layer of this type, by `layer_types`, whether it has full attention by the
-    period that the config or the family gives.
+    period that the config or the family gives; by default every layer has.
     """
     rule = family_of(case.model_type).full_layers
     given = None if rule is None or rule.key is None else case.config.get(rule.key)
@@ -283,7 +283,7 @@ def _by_period(case: ServedLayer) -> list[bool]:
 
 
 def _names_no_model(config: Mapping[str, Any]) -> bool:
-    """Return whether `architectures` of the whole config is there and empty."""
+    """Return whether `architectures` of the whole config is there, and null or empty."""
     key = OUTER_ARCHITECTURES if OUTER_TYPE in config else "architectures"
     return not config.get(key, ["absent"])
 
@@ -338,7 +338,7 @@ def _named_outside(case: ServedLayer) -> str | None:
 
 def _own_name(case: ServedLayer) -> str | None:
     """Return the name of the scaling that the whole config has itself, not in the part for its text
-    model; None for a rope without a name.
+    model; None if it has no rope, or one without a name.
     """
     # `audit` adds the ropes of the whole config to those of the text model under these keys
     config, suffix = case.config, "_outside" if OUTER_TYPE in case.config else ""

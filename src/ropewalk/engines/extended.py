@@ -42,10 +42,13 @@ def disagreements(
 def length_notes(config: Any, max_model_len: int) -> tuple[str, ...]:
     """Return what to know before vLLM and SGLang are started for `max_model_len` tokens: a line
     that names those that multiply the served length of the config by the factor of its scaling, and
-    for each other one a line with the setting that it needs; () if the config serves that many.
+    for each other one a line with the setting that it needs; () if the config serves that many,
+    says no served length, or has no layer that rotates.
     """
     text = config_file.text_part(config_file.load(config))
     specs = {name: spec for name, spec in read_specs(text)[0].items() if spec is not None}
+    if not specs:
+        return ()
     scaled = [name for name, spec in specs.items() if spec.scaling.name != "default"]
     layer_type = (scaled or list(specs))[0]  # the first with a scaling, or else the first
     # the longest sequence of a batch is as long as the limit; True: the limit is given

@@ -227,7 +227,7 @@ def _scale(reading: EngineReading, rule: Rule, release: Release, releases: Relea
 
 @_operation("change")
 def _change(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """Other parameters of the scaling; `times` multiplies one by a number."""
+    """Other parameters of the scaling; `times` has {parameter: the number that multiplies it}."""
     given = {key: _value(reading.case, each) for key, each in rule.values.items() if key != "times"}
     for key, factor in rule.values.get("times", {}).items():
         given[key] = factor * getattr(reading.spec.scaling, key)
@@ -306,7 +306,9 @@ def _read_as_yarn(reading: EngineReading, rule: Rule, release: Release, releases
     if isinstance(scaling, Yarn):
         return
     length = _value(case, rule.values["length"])
-    if rule.values.get("filled"):  # transformers' class writes it into these scalings
+    # transformers' class writes the trained length into scalings that use it; in the others the
+    # rope object may have it, and dynamic has that of the row
+    if rule.values.get("filled"):
         length = getattr(scaling, "original_length", None) if scaling.name != "dynamic" else length
         length = length or case.rope.get(TRAINED)
     if length is None or (rule.values.get("filled") and case.rope.get("factor") is None):
@@ -366,7 +368,8 @@ def _table(reading: EngineReading, rule: Rule, release: Release, releases: Relea
     case, scaling = reading.case, reading.spec.scaling
     assert isinstance(scaling, LongRope)  # for the type checker
     served = _value(case, rule.values["served"])
-    # the engine compares the last position, which is length - 1, with the trained length
+    # the last position, which is length - 1, tells whether the long factors are used; without a
+    # value of `served` their table has no end
     if case.length - 1 > scaling.original_length and case.length > (served or math.inf):
         reading.fail(f"refused: the table of LongRoPE ends after {served} positions")
 
@@ -431,7 +434,8 @@ def _drop_axes(reading: EngineReading, rule: Rule, release: Release, releases: R
 @_operation("do not rotate")
 def _no_rotation(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """The layers of this type do not rotate."""
-    reading.set_fields(rule.about, rule.text(reading), rule.source, scaling=Default(), axes=None)
+    reading.add_rule(rule.about, rule.text(reading), rule.source)
+    reading.spec = reading.spec.with_(scaling=Default(), axes=None)
     reading.unrotated_pairs = frozenset(range(reading.spec.pairs))
     reading.done = True
 
@@ -685,19 +689,19 @@ def length_problem(release: Release, case: ServedLayer, releases: Releases) -> s
 
 def served_length(release: Release, case: ServedLayer, releases: Releases) -> float | None:
     """Return the longest sequence that the engine takes from the config, times its factor; None if
-    neither the config nor its class gives one.
+    neither the config nor its class gives one, or if the factor is no number.
     """
-    how = release.length
+    how, factor = release.length, _factor_of_length(release, case)
     lengths = {key: case.config.get(key) for key in how.get("keys", LENGTH_KEYS)}
     if lengths.get("max_position_embeddings") is None:
         # an engine may have a config class of its own
         classes = {**releases["hf"].served, **release.served}
         lengths["max_position_embeddings"] = classes.get(case.model_type or "")
     numbers = [length for length in lengths.values() if isinstance(length, int | float)]
-    if not numbers:
+    if not numbers or not isinstance(factor, int | float):
         return None
     length = min(numbers) if how.get("take") == "the smallest" else numbers[0]
-    return (_own_limit(release, case) or length) * _factor_of_length(release, case)
+    return (_own_limit(release, case) or length) * factor
 
 
 def _own_limit(release: Release, case: ServedLayer) -> float | None:

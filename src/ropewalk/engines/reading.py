@@ -173,7 +173,7 @@ class EngineReading:
 
         L is the served length of the config and L0 the trained length: the engine ignores the
         config's own factor and attention_factor. A config without a served length keeps its
-        magnitude.
+        magnitude, and so does any other scaling.
         """
         scaling = self.spec.scaling
         if self.case.max_position is None or not isinstance(scaling, LongRope):

@@ -190,7 +190,7 @@ def has_factor_below_zero(rope: Config) -> bool:
 
 def width_of(config: Config) -> int:
     """Return how many dimensions of a head rotate by the first fraction that the config or one of
-    its ropes gives; 0 if none does, or if the width of a head is not given.
+    its ropes gives; 0 if none does, if it is no number, or if the width of a head is not given.
     """
     size: Any = config.get("head_dim")
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
@@ -484,9 +484,9 @@ def lacks_factors(config: Config, key: str) -> bool:
 
 def has_needed_ropes_misnamed(config: Config) -> bool:
     """Return whether a family that needs a rope has only ropes whose names are no layer types."""
-    ropes = config.get("rope_parameters")
-    is_needed = family_of(config.get("model_type")).rope_required
-    return is_needed and bool(ropes) and without_a_layer_type(config) == [*(ropes or {})]
+    ropes: Any = config.get("rope_parameters")
+    is_needed = family_of(config.get("model_type")).rope_required and isinstance(ropes, Mapping)
+    return is_needed and bool(ropes) and without_a_layer_type(config) == [*ropes]
 
 
 def has_null_theta(place: Config) -> bool:

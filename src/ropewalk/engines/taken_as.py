@@ -364,7 +364,7 @@ def _fitting_lists(config: Config) -> Config:
 
 def _lists_of_numbers(rope: Config, pairs: int) -> Config:
     """Return a rope with its long factors in both lists of LongRoPE; if they are one number, with
-    that number for each of `pairs` pairs.
+    that number for each of `pairs` pairs; as it is if it has none.
     """
     factor: Any = rope.get("long_factor")
     factors = [factor] * pairs if isinstance(factor, int | float) else factor
@@ -491,7 +491,7 @@ def _default_layers(config: Config) -> Config:
 
 
 def _scaled_to_fit(sections: list[int], pairs: int) -> list[int]:
-    """Return sections in the same proportions, at least 1 each; the last one gets the rest."""
+    """Return sections in the same proportions, each at least 1 but the last, which has the rest."""
     # `or 1`: all may be 0
     fitting = [max(1, count * pairs // (sum(sections) or 1)) for count in sections]
     return [*fitting[:-1], fitting[-1] + pairs - sum(fitting)]

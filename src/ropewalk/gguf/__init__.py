@@ -42,7 +42,7 @@ def from_gguf(
     `layout` is that of q and k in the file: interleaved for Llama, whose converter permutes them.
     A key or tensor of the rope that llama.cpp does not read gives a warning. If llama.cpp reads the
     tensor rope_freqs and a divisor in it is not 1, the scaling is Llama3 if the divisors are those
-    of a Llama 3 scaling, else Given.
+    of a Llama 3 scaling and the keys give no scaling or magnitude, else Given.
     """
     specs, explanation = read_ropes(GgufFile(path), precision)
     for text in explanation.warnings:

@@ -10,7 +10,7 @@ Words of this module:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,7 +77,10 @@ class InMemory:
     tensors: dict[str, array[float]] = field(default_factory=dict)
 
     def array(self, key: str) -> list[Any]:
-        return list(self.metadata[key])
+        entries = self.metadata.get(key)
+        if isinstance(entries, str) or not isinstance(entries, Iterable):
+            raise RopeError(key, "must be an array", entries)
+        return list(entries)
 
     def floats(self, name: str) -> Sequence[float]:
         return self.tensors[name]
