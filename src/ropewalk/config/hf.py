@@ -110,7 +110,7 @@ def layer_specs(config: Any) -> list[RopeSpec | None]:
     """Return the spec of each layer of the model that a config describes; None for layers that are
     not rotated.
     """
-    text = _text_config(config)
+    text = text_config(config)
     specs, _ = read_specs(text)
     names = layer_names(text, family_of(text.get("model_type")), list(specs))
     return [specs.get(name) for name in names]
@@ -120,7 +120,7 @@ def temperatures_from_hf(config: Any) -> dict[str, Temperature | None]:
     """Return the temperature of each layer type, as `from_hf(per_layer=True)` names them; None if
     queries have no factor.
     """
-    text = _text_config(config)
+    text = text_config(config)
     model_type = text.get("model_type")
     # `_read_config` refuses a model without a rope, so its values are read here
     if model_type not in WITHOUT_ROPE:
@@ -204,7 +204,7 @@ class _Reading:
     rope: Mapping[str, Value] = field(default_factory=dict)
 
 
-def _text_config(config: Any) -> Mapping[str, Any]:
+def text_config(config: Any) -> Mapping[str, Any]:
     """Return the text part of a config. Inside another config, transformers 4 wrote it without the
     hidden size, heads and layers that its class has by default: these are added.
     """
@@ -227,7 +227,7 @@ def _read_config(config: Any, precision: str) -> _Reading:
     """Return what a config says. `config` and `precision` are those of `from_hf`; the five
     steps are those of the module's docstring.
     """
-    text = _text_config(config)  # 1. load
+    text = text_config(config)  # 1. load
     # a config of diffusers has one rope and no other spellings, so it needs none of these steps
     if diffusion.CLASS_KEY in text:
         spec, sources = diffusion.read(text, precision)
