@@ -291,7 +291,7 @@ def first_rows(
     spec: RopeSpec, device: torch.device, count: int, key: bool = False, strategy: str = "auto"
 ) -> tuple[Tensor, Tensor] | None:
     """Return cached float32 cos and sin of positions 0 ... count - 1, or None if the strategy keeps
-    fewer rows than that, or none at all.
+    fewer rows than that or none at all, or if the angles of the spec are no rows (`keeps_rows`).
 
     The number of cached rows grows by doubling. Each row of cos is stored beside its row of sin, so
     that a kernel reads one stream of memory. The caller must not write to them or return them to a

@@ -263,13 +263,13 @@ def _in_words_of_options(
     about = (each.shown for each in taken if _is_about(error, each, values))
     field = next(about, error.field)  # an error about no option keeps its own name
     # a rule may name an argument and its option, "pass overwrite=True (CLI: --overwrite)": the option
-    # replaces both
+    # replaces both; without an argument, "(CLI: --trained)" becomes "(--trained)"
     rule = re.sub(
         r"(\w+=\S* )?\(CLI: ([^)]*)\)",
         lambda found: found[2] if found[1] else f"({found[2]})",
         error.rule,
     )
-    if isinstance(error, MissingExtra):
+    if isinstance(error, MissingExtra):  # its message has no value
         return f"{field}: {rule}"
     message = str(RopeError(field, rule, error.value))
     # None stands for an argument, an option or a config key that is missing

@@ -578,8 +578,8 @@ class MropePositions(Kind):
         return [0.0] * len(self.expected(case))
 
     def label(self, case: Case, index: int) -> str:
-        axis, token = divmod(index, len(case["positions"][0]))
-        return f"{('time', 'height', 'width')[axis % 3]} of token {token}"
+        axis, token = divmod(index, len(case["positions"][0]))  # here [axes][tokens]
+        return f"{('time', 'height', 'width')[axis]} of token {token}"
 
 
 #: name of a function that a project gives -> its kind

@@ -42,12 +42,12 @@ def modes_kept(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def evaluating(model: Model, device: torch.device | None = None) -> Iterator[torch.device]:
     """Context manager: evaluation mode without gradients; yields `device`, by default the device of
-    the model's parameters.
+    the model's parameters, the CPU if it has none.
     """
     # a plain function has no mode and no parameters; an Identity stands in for it
     module = model if isinstance(model, nn.Module) else nn.Identity()
     parameter = next(module.parameters(), None)
-    # no_grad, because tables cached in inference mode could not be used by a later training step
+    # no_grad: what another model's code caches in inference mode, a later training step cannot use
     with modes_kept(module), torch.no_grad():
         module.eval()
         yield device or (torch.device("cpu") if parameter is None else parameter.device)

@@ -83,8 +83,9 @@ def bfloat16(value: float) -> float:
 
 
 def _by_phase(spec: RopeSpec, length: int | None, precision: str) -> CosSinAt:
-    """Return a function of a position: (cos, sin) of each pair's exact angle, rounded once to
-    float32. The frequencies are those of `precision` at the sequence length `length`.
+    """Return a function of a position: (cos, sin) of each pair, computed in float64 and rounded to
+    float32. The frequencies are those of `precision` at the sequence length `length`, rounded to
+    multiples of 2^-64 turn (phase steps), so that whole turns are dropped without an error.
     """
     found = spec.with_(precision=precision).ladder_frequencies(length)
     # `digits` are the frequencies with 40 digits, `radians` the same as floats

@@ -154,7 +154,8 @@ def patch(old: Mapping[str, Any], new: Mapping[str, Any], text: str | None, name
         return ""
     before, after = _lines(old, 2), _lines(new, 2)
     if text is not None:
-        # the corrected config has the indent and the last line end of the file
+        # a file as json.dumps writes it with an indent of 4 keeps that, any other gets one of 2; the
+        # last line end is kept
         if text.rstrip() == _lines(old, 4).rstrip():
             after = _lines(new, 4)
         before, after = text, after if text.endswith("\n") else after.rstrip()

@@ -433,14 +433,15 @@ def nested_in_flat(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def flat_in_nested(case: Examination, row: Mistake) -> Facts | None:
-    """Find one rope for all layers in a family whose layer types have ropes of their own; the model
-    types in `keys` have no defaults for them. The repair writes it for the layer types that are
-    scaled, and the plain rope for the others.
+    """Find one rope for all layers, in `rope_parameters` alone, in a family whose layer types have
+    ropes of their own. The repair writes it for the layer types that are scaled, its theta only for
+    the first of them, and the plain rope for the others. For the model types in `keys` no default
+    thetas are known, and it is only reported.
     """
     v5, v4 = _objects(case)
     thetas = case.family.layer_thetas
-    apart = case.model_type in row.keys
-    if v5 is None or v4 is not None or layers_of(v5) or not (thetas or apart):
+    no_defaults = case.model_type in row.keys
+    if v5 is None or v4 is not None or layers_of(v5) or not (thetas or no_defaults):
         return None
     # its keys are layer types, with values that are no ropes: not one rope for all
     if v5.keys() <= set(_layer_types(case)):
@@ -461,7 +462,7 @@ def flat_in_nested(case: Examination, row: Mistake) -> Facts | None:
         "name": "rope_parameters",
         "model": case.model_type,
         "types": " and ".join(thetas or dict.fromkeys(_layer_types(case))),
-        "fixable": not apart,
+        "fixable": not no_defaults,
     }
 
 

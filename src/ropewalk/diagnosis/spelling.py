@@ -83,7 +83,7 @@ ALIASES = (
 LIKENESS, LIKENESS_OUTSIDE, LIKENESS_OF_TYPES = 0.8, 0.83, 0.75
 #: what may stand before the name of a key of a rope
 PREFIX = re.compile(r"^(rope|rope_scaling|scaling|yarn|llama3|longrope)_")
-#: scalings that have a factor
+#: scalings that a factor alone may describe, or a factor and keys with usual values
 SCALINGS = ("linear", "dynamic", "yarn", "llama3")
 #: a letter after a number multiplies it by this power of 1024 in an integer key, of 1000 in others
 LETTERS = {"k": 1, "m": 2}
@@ -195,8 +195,8 @@ def _listed(value: Any) -> dict[str, Any] | None:
 
 
 def _named(case: Examination, value: Any) -> dict[str, Any] | None:
-    """Return the rope object that the bare name of a scaling means, if the config itself has the
-    factor, which another row moves into the object; else None.
+    """Return the rope object that the bare name of one of SCALINGS means, if the config itself has
+    the factor, which another row moves into the object; else None.
     """
     kind = scaling_called(value) if isinstance(value, str) else None
     return {"rope_type": kind} if kind in SCALINGS and positive(case.text.get("factor")) else None
@@ -645,10 +645,8 @@ def _read(case: Examination) -> set[str]:
 
 @finder
 def outer_key_near(case: Examination, row: Mistake) -> Facts | None:
-    """Find a key of the config that this family's code does not read, where one that it reads is
-    absent and is spelled nearly so, or is what the key of another stack means.
-
-    `names` has {another name: the key}, for names that are not near in spelling.
+    """Find a key that this family's code does not read and that stands for an absent one that it
+    does: by `names`, {another name: the key}, by its meaning in another stack, or by its spelling.
     """
     read = _read(case)
     absent = {key for key in read if case.get(key) is None}
@@ -672,7 +670,8 @@ def outer_key_near(case: Examination, row: Mistake) -> Facts | None:
         # neither the row nor another stack gives this key the meaning of an absent one: compare the
         # spelling
         if new not in absent:
-            # a right name of something else is no misspelled one
+            # a right name of something else is no misspelled one; nor is the name of a scaling in
+            # another stack, such as rope_scaling_type, which is near to rope_scaling
             other = key in {*known, *SIZES} or meaning(key) == "rope_type"
             new = None if other else nearest(key, absent, LIKENESS_OUTSIDE)
         # the kinds of values that the key has, or that other rows turn into these

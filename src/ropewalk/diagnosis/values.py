@@ -536,8 +536,8 @@ def fraction_contradicts_sections(case: Examination, row: Mistake) -> Facts | No
 
 @finder
 def sections_differ(case: Examination, row: Mistake) -> Facts | None:
-    """Find sections other than the family's, in a model of published sizes whose pairs the family's
-    sections add up to.
+    """Find sections that are not the family's, where the family's add up to the pairs that rotate;
+    only in models of published sizes. It is only reported: a model trained anew may have others.
     """
     sections = list(case.family.sections or ())
     if not rows_of(case):

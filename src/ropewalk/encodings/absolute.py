@@ -51,8 +51,8 @@ class LearnedPositions(Encoding):
 
 
 class Sinusoidal(Encoding):
-    """Adds sin and cos of position * theta^(-2i/d) to the input, d = model_dim; scores are only
-    approximately relative.
+    """Adds sin and cos of position * theta^(-2i/d) to the input, d = model_dim; of the four terms
+    of a score, only that of the two position vectors depends on their distance alone.
     """
 
     entry: ClassVar[str] = "input"

@@ -77,7 +77,8 @@ class LinearSelfAttention(LinearAttention):
     token_positions = Attention.token_positions
 
     def __init__(self, config: RoFormerConfig, encoding: Encoding) -> None:
-        # the identity rotates by angles of 0
+        # any other encoding acts on the embeddings or not at all, since the config refuses the rest;
+        # linear attention needs a spec, and the identity rotates by angles of 0
         rope = encoding.rope if isinstance(encoding, Rotary) else identity_rope(config.head_dim)
         super().__init__(
             config.hidden_size,

@@ -132,7 +132,7 @@ def backward_calls(call: Call, sets: list[BenchCase]) -> list[Callable[[], Any]]
     def step(case: BenchCase) -> Callable[[], tuple[Tensor, ...]]:
         q, k = case.q.detach().requires_grad_(), case.k.detach().requires_grad_()
         grads = (torch.randn_like(case.q), torch.randn_like(case.k))
-        # pass views: autograd forbids in-place writes to leaf tensors
+        # views: a contender that rotates in place writes to them, not to the leaf tensors themselves
         return lambda: torch.autograd.grad(call(q.view_as(q), k.view_as(k)), (q, k), grads)
 
     return [step(case) for case in sets]

@@ -268,8 +268,9 @@ def _ours(rows: list[Row], length: int) -> Ours:
 
 
 def largest_change(rows: list[Row], name: str) -> float:
-    """Return the largest change of a logit when all positions are shifted, over all seeds and
-    windows of the model with the norm `name`; NaN if it was not measured.
+    """Return the largest change of a logit when all positions are shifted, in standard deviations
+    of the logits, over all seeds and windows of the model with the norm `name`; NaN if it was not
+    measured.
     """
     changes = score(rows, "moved", norm=name)
     return float("nan") if changes is None else float(changes.values.max())

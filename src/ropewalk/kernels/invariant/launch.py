@@ -63,6 +63,7 @@ def product_tile(rows: int, columns: int, depth: int, gate: bool, available: int
         tile = pick_tile(max(2, rows), columns, depth, gate, available)
         # without a mask, most rows of the tile would read a row of x that another one reads
         return replace(tile, masked=True) if 4 * rows <= tile.rows else tile
+    # many rows, as in a prompt: a large tile, which `pick_tile` does not have
     return ProductTile(128, 64 if gate else 128, 64, stages=4, warps=8)
 
 
