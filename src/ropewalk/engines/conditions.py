@@ -147,11 +147,22 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         len(reading.case.config.get("layer_rope_theta") or [0] * 10**6)
         < (reading.case.config.get("num_hidden_layers") or 0)
     ),
+    "fewer thetas than layers": lambda reading: (
+        isinstance(reading.case.config.get("rope_theta"), list)
+        and len(reading.case.config["rope_theta"])
+        < (reading.case.config.get("num_hidden_layers") or 0)
+    ),
+    # the layer types that have the scaling are listed, and this one is not among them
+    "a layer type without this scaling": lambda reading: (
+        reading.case.layer_type
+        not in (reading.case.config.get("yarn_only_types") or (reading.case.layer_type,))
+    ),
     "fewer layer types than layers": lambda reading: (
         len(declared_types(reading.case.config) or [""] * 10**6)
         < (reading.case.config.get("num_hidden_layers") or 0)
     ),
     "layer types of no pattern": lambda reading: _are_of_no_pattern(reading.case),
+    "odd rotary_dim": lambda reading: (reading.case.config.get("rotary_dim") or 0) % 2 == 1,
     "rotary_dim is null": lambda reading: reading.case.config.get("rotary_dim", 0) is None,
     "head_dim is not the rotated width": lambda reading: (
         reading.case.value("config.head_dim") not in (None, reading.case.head_dim)

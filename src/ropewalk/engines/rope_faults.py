@@ -394,6 +394,18 @@ def has_wrong_sections(config: Config) -> bool:
     return any(sum(each) != pairs_of(config) for each in counts)
 
 
+def fits_fraction(config: Config) -> bool:
+    """Return whether every mrope_section adds up to the pairs of the fraction that the config gives."""
+    lists = [rope["mrope_section"] for rope in all_ropes(config) if "mrope_section" in rope]
+    return all(2 * sum(each) == width_of(config) for each in lists)
+
+
+def has_no_layer_rope(config: Config) -> bool:
+    """Return whether none of the ropes in `rope_parameters` is under the name of a layer type."""
+    ropes = config.get("rope_parameters")
+    return isinstance(ropes, Mapping) and without_a_layer_type(config) == [*ropes]
+
+
 def has_three_sections(config: Config) -> bool:
     """Return whether every mrope_section of a config has three entries; true if it has none."""
     given = [rope.get("mrope_section") for rope in all_ropes(config)]

@@ -156,6 +156,7 @@ DEFAULT_ROPES: dict[str, dict[str, Any]] = {
 }
 
 DEFAULT_ROPES["gemma4_unified_text"] = DEFAULT_ROPES["gemma4_text"]
+DEFAULT_ROPES["openai_privacy_filter"] = DEFAULT_ROPES["gpt_oss"]
 
 #: while the rules are applied, values that no scaling accepts are replaced by these; `put_back` of
 #: unread.py writes the values themselves into the result
@@ -222,6 +223,24 @@ def _served(config: Config, length: int) -> Config:
 def _linear(rope: Config) -> Config:
     """Return a rope with linear interpolation by its own factor in place of its scaling."""
     return _scaled(float(rope["factor"]))(rope)  # type: ignore[arg-type]
+
+
+def _linear_of_ntk(config: Config) -> Config:
+    """Return the config with the linear scaling of another theta that is vLLM's scaling ntk: theta is
+    multiplied by the factor, and every pair divided by the factor to the power of 2 / width.
+    """
+    width = 2 * pairs_of(config) or 2
+
+    def change(rope: Config) -> Config:
+        factor: Any = rope["factor"]
+        theta: Any = rope.get("rope_theta") or _theta_of(config)
+        return {
+            **_scaled(factor ** (2 / width))(rope),
+            "rope_theta": theta * factor,
+        }
+
+    changed = with_ropes(config, lambda rope: change(rope) if name_of(rope) == "ntk" else rope)
+    return without("rope_theta")(changed)
 
 
 def _named(name: str) -> Callable[[Config], Config]:
@@ -586,6 +605,10 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     ),
     "linear by 7 where the name is null": _if(has_null_name, _scaled(7.0)),
     "rope_scaling added to the rope of full layers": _added_to_full_layers,
+    "the thetas of the layers": lambda config: {
+        **_theta_instead(config, 10_000.0),
+        "thetas": config.get("rope_theta"),
+    },
     "theta 10,000": lambda config: _theta_instead(config, 10_000.0),
     "theta 100,000": lambda config: _theta_instead(config, 100_000.0),
     "no fraction": lambda config: _fraction_instead(config, {}),
@@ -612,6 +635,7 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "complete": _complete,
     "linear by 7": lambda config: with_ropes(config, _scaled(7.0)),
     "linear where the name is unknown": _if(has_unknown_name, _scaled(2.0)),
+    "linear with another theta where it is ntk": lambda config: _linear_of_ntk(config),
     "unscaled where the name is unknown": _if(
         has_unknown_name, lambda rope: _unscaled(_without_name(rope))
     ),
