@@ -162,6 +162,19 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         < (reading.case.config.get("num_hidden_layers") or 0)
     ),
     "layer types of no pattern": lambda reading: _are_of_no_pattern(reading.case),
+    "rope_ratio that is no number": lambda reading: (
+        not isinstance(reading.case.config.get("rope_ratio", 1.0), int | float)
+    ),
+    "partial_rotary_factor is null": lambda reading: (
+        reading.case.config.get("partial_rotary_factor", 0) is None
+    ),
+    "two interleaved sections": lambda reading: (
+        len(reading.case.value("rope.mrope_section") or ()) == 2
+        and bool(reading.case.value("rope.mrope_interleaved"))
+    ),
+    "started for more than 4096 tokens": lambda reading: (
+        reading.case.limit_is_given and reading.case.max_model_len > 4096
+    ),
     "odd rotary_dim": lambda reading: (reading.case.config.get("rotary_dim") or 0) % 2 == 1,
     "rotary_dim is null": lambda reading: reading.case.config.get("rotary_dim", 0) is None,
     "head_dim is not the rotated width": lambda reading: (

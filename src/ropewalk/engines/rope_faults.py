@@ -361,7 +361,10 @@ def pairs_of(config: Config) -> int:
     reads_partial = False
     if not is_text_model(config):  # a family with axes has sections by default, which may not fit
         reads_partial = family_of(config.get("model_type")).reads_partial
+        default = family_of(config.get("model_type")).default("partial_rotary_factor")
         config = without("model_type")(config)
+        if reads_partial and not any(key in place for place in places_of(config) for key in FRACTIONS):
+            config = {**config, FRACTIONS[0]: default}
         if reads_partial and not any(config.get(key) for key in ROPES):
             config = {**config, "rope_scaling": {"rope_type": "default"}}
     try:
@@ -391,19 +394,14 @@ def has_wrong_sections(config: Config) -> bool:
     lists = [each for each in given if isinstance(each, list)]
     # a list with anything but integers is another fault
     counts = [each for each in lists if all(isinstance(count, int) for count in each)]
-    return any(sum(each) != pairs_of(config) for each in counts)
+    pairs = pairs_of(config)
+    return pairs > 0 and any(sum(each) != pairs for each in counts)
 
 
 def fits_fraction(config: Config) -> bool:
     """Return whether every mrope_section adds up to the pairs of the fraction that the config gives."""
     lists = [rope["mrope_section"] for rope in all_ropes(config) if "mrope_section" in rope]
     return all(2 * sum(each) == width_of(config) for each in lists)
-
-
-def has_no_layer_rope(config: Config) -> bool:
-    """Return whether none of the ropes in `rope_parameters` is under the name of a layer type."""
-    ropes = config.get("rope_parameters")
-    return isinstance(ropes, Mapping) and without_a_layer_type(config) == [*ropes]
 
 
 def has_three_sections(config: Config) -> bool:
@@ -413,15 +411,18 @@ def has_three_sections(config: Config) -> bool:
 
 
 def has_two_ropes(config: Config) -> bool:
-    """Return whether `rope_scaling` and `rope_parameters` contradict each other."""
+    """Return whether `rope_scaling` and `rope_parameters` contradict each other, or the second has
+    keys that the first has not.
+    """
     old, new = config.get("rope_scaling"), config.get("rope_parameters")
     if not isinstance(old, Mapping) or not isinstance(new, Mapping) or not old or not new:
         return False
     if ropes_by_layer_type(config):  # one rope cannot be compared with one for each layer type
         return False
-    return any(old[key] != new[key] for key in old.keys() & new.keys()) or (
-        name_of(old) != name_of(new)
-    )
+    # the theta beside the ropes counts as one in `rope_scaling`
+    given = {"rope_theta": config.get("rope_theta"), **old}
+    others = [key for key in new if key in old or key not in ("rope_type", "type")]
+    return name_of(old) != name_of(new) or any(given.get(key) != new[key] for key in others)
 
 
 def has_one_rope_for_all(config: Config) -> bool:

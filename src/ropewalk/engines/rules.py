@@ -35,7 +35,6 @@ from ropewalk.engines.rope_faults import (
     ROPES,
     all_ropes,
     fits_fraction,
-    has_no_layer_rope,
     has_three_sections,
     name_of,
 )
@@ -279,7 +278,6 @@ class Release:
                 and ("null" not in row or config.get(row["null"], 0) is None)
                 and not (row.get("alone") and "model_type_outside" in config)
                 and not (row.get("of_fraction") and not fits_fraction(config))
-                and not (row.get("no_layer_rope") and not has_no_layer_rope(config))
                 and not any(row.get("lacks_in_rope", "") in rope for rope in all_ropes(config))
             )
             row = next(families, {})  # the first that is about such a config

@@ -64,6 +64,7 @@ from ropewalk.engines.rope_faults import (
     no_widths,
     number_in,
     pairs_of,
+    places_of,
     unknown_keys,
     width_of,
     with_numbers,
@@ -612,6 +613,11 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "theta 10,000": lambda config: _theta_instead(config, 10_000.0),
     "theta 100,000": lambda config: _theta_instead(config, 100_000.0),
     "no fraction": lambda config: _fraction_instead(config, {}),
+    "half of the head where no fraction is given": lambda config: (
+        config
+        if any(key in place for place in places_of(config) for key in FRACTIONS)
+        else {**config, "partial_rotary_factor": 0.5}
+    ),
     "fraction 0.625": lambda config: _fraction_instead(config, {"partial_rotary_factor": 0.625}),
     "integers": lambda config: with_ropes(_integers(config), _integers),
     "rope_type alone": lambda config: with_ropes(config, without("type")),
