@@ -175,6 +175,12 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "started for more than 4096 tokens": lambda reading: (
         reading.case.limit_is_given and reading.case.max_model_len > 4096
     ),
+    "sections for another fraction": lambda reading: (
+        reading.case.value("fraction") is not None
+        and reading.case.value("rope.mrope_section") is not None
+        and 2 * sum(reading.case.value("rope.mrope_section"))
+        != int(reading.spec.head_dim * reading.case.value("fraction"))
+    ),
     "odd rotary_dim": lambda reading: (reading.case.config.get("rotary_dim") or 0) % 2 == 1,
     "rotary_dim is null": lambda reading: reading.case.config.get("rotary_dim", 0) is None,
     "head_dim is not the rotated width": lambda reading: (

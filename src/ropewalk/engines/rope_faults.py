@@ -417,7 +417,8 @@ def has_two_ropes(config: Config) -> bool:
     old, new = config.get("rope_scaling"), config.get("rope_parameters")
     if not isinstance(old, Mapping) or not isinstance(new, Mapping) or not old or not new:
         return False
-    if ropes_by_layer_type(config):  # one rope cannot be compared with one for each layer type
+    # one rope cannot be compared with one for each layer type
+    if ropes_by_layer_type(config) or has_one_rope_for_all(config):
         return False
     # the theta beside the ropes counts as one in `rope_scaling`
     given = {"rope_theta": config.get("rope_theta"), **old}
