@@ -23,6 +23,7 @@ from ropewalk.engines.case import (
     declared_types,
 )
 from ropewalk.engines.reading import EngineReading, frequencies_of
+from ropewalk.engines.rope_faults import without_a_layer_type
 from ropewalk.frequencies import Default, Linear, LongRope
 
 #: what a row of a rules file may name in `when`; "not NAME" is the opposite
@@ -180,6 +181,10 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         and reading.case.value("rope.mrope_section") is not None
         and 2 * sum(reading.case.value("rope.mrope_section"))
         != int(reading.spec.head_dim * reading.case.value("fraction"))
+    ),
+    "max_model_len given": lambda reading: reading.case.limit_is_given,
+    "a rope under the name of no layer type": lambda reading: bool(
+        without_a_layer_type(reading.case.config)
     ),
     "odd rotary_dim": lambda reading: (reading.case.config.get("rotary_dim") or 0) % 2 == 1,
     "rotary_dim is null": lambda reading: reading.case.config.get("rotary_dim", 0) is None,

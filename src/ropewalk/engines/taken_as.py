@@ -233,14 +233,11 @@ def _linear_of_ntk(config: Config) -> Config:
     width = 2 * pairs_of(config) or 2
 
     def change(rope: Config) -> Config:
-        factor: Any = rope["factor"]
+        factor: Any = rope.get("factor", 1.0)
         theta: Any = rope.get("rope_theta") or _theta_of(config)
-        return {
-            **_scaled(factor ** (2 / width))(rope),
-            "rope_theta": theta * factor,
-        }
+        return {**_scaled(factor ** (2 / width))(rope), "rope_theta": theta * factor}
 
-    changed = with_ropes(config, lambda rope: change(rope) if name_of(rope) == "ntk" else rope)
+    changed = _if(lambda rope: name_of(rope) == "ntk", change)(config)
     return without("rope_theta")(changed)
 
 
