@@ -211,7 +211,6 @@ class ServedLayer:
         }
         return objects[place].get(key)
 
-
     def _of_layers(self, key: str) -> Any:
         """Return the entry of the first layer of this type in a list of the config that has one for
         each layer; None if the config has no such list.

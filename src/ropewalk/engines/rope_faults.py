@@ -363,7 +363,9 @@ def pairs_of(config: Config) -> int:
         reads_partial = family_of(config.get("model_type")).reads_partial
         default = family_of(config.get("model_type")).default("partial_rotary_factor")
         config = without("model_type")(config)
-        if reads_partial and not any(key in place for place in places_of(config) for key in FRACTIONS):
+        if reads_partial and not any(
+            key in place for place in places_of(config) for key in FRACTIONS
+        ):
             config = {**config, FRACTIONS[0]: default}
         if reads_partial and not any(config.get(key) for key in ROPES):
             config = {**config, "rope_scaling": {"rope_type": "default"}}
