@@ -170,18 +170,12 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         reading.case.config.get("partial_rotary_factor", 0) is None
     ),
     "two interleaved sections": lambda reading: (
-        len(reading.case.value("rope.mrope_section") or ()) == 2
-        and bool(reading.case.value("rope.mrope_interleaved"))
+        len(_sections(reading)) == 2 and bool(reading.case.value("rope.mrope_interleaved"))
     ),
     "started for more than 4096 tokens": lambda reading: (
         reading.case.limit_is_given and reading.case.max_model_len > 4096
     ),
-    "sections for another fraction": lambda reading: (
-        reading.case.value("fraction") is not None
-        and reading.case.value("rope.mrope_section") is not None
-        and 2 * sum(reading.case.value("rope.mrope_section"))
-        != int(reading.spec.head_dim * reading.case.value("fraction"))
-    ),
+    "sections for another fraction": lambda reading: _are_for_another_fraction(reading),
     "max_model_len given": lambda reading: reading.case.limit_is_given,
     "a rope under the name of no layer type": lambda reading: bool(
         without_a_layer_type(reading.case.config)
@@ -256,6 +250,23 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         reading.case.length - 1 > getattr(reading.spec.scaling, "original_length", 0)
     ),
 }
+
+
+def _sections(reading: EngineReading) -> list[int]:
+    """Return the sections of M-RoPE in the rope; [] if they are absent or no list of integers."""
+    given = reading.case.value("rope.mrope_section")
+    is_list = isinstance(given, list) and all(isinstance(count, int) for count in given)
+    return given if is_list else []
+
+
+def _are_for_another_fraction(reading: EngineReading) -> bool:
+    """Return whether the rope has sections, and the config a fraction of the head to whose pairs they
+    do not add up.
+    """
+    fraction, sections = reading.case.value("fraction"), _sections(reading)
+    if not sections or not isinstance(fraction, int | float):
+        return False
+    return 2 * sum(sections) != int(reading.spec.head_dim * fraction)
 
 
 def _has_window_in_some(config: Mapping[str, Any]) -> bool:

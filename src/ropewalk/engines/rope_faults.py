@@ -401,8 +401,11 @@ def has_wrong_sections(config: Config) -> bool:
 
 
 def fits_fraction(config: Config) -> bool:
-    """Return whether every mrope_section adds up to the pairs of the fraction that the config gives."""
-    lists = [rope["mrope_section"] for rope in all_ropes(config) if "mrope_section" in rope]
+    """Return whether every mrope_section that is a list of integers adds up to the pairs of the
+    fraction that the config gives.
+    """
+    given = [rope.get("mrope_section") for rope in all_ropes(config)]
+    lists = [each for each in given if isinstance(each, list) and all(map(is_count, each))]
     return all(2 * sum(each) == width_of(config) for each in lists)
 
 
