@@ -63,7 +63,7 @@ def test_a_seed_gives_the_same_configs_and_another_seed_others(tools):
             "right error",
         ),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": None}}, ROPE, "wrong"),
-        ({"model_type": "step3p5"}, ROPE, "not known"),
+        ({"model_type": "mllama_text_model"}, ROPE, "not known"),
         ({"rope_theta": -1.0}, "ValueError: an error", "right error"),
         ({"_class_name": "FluxTransformer2DModel"}, ROPE, "refused"),
     ],

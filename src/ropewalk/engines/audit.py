@@ -37,7 +37,7 @@ from ropewalk.engines.recorded import Record, digest
 from ropewalk.engines.recorded import load as load_records
 from ropewalk.engines.rope_faults import ROPES, all_ropes, name_of
 from ropewalk.engines.rules import PackageReleases, Release
-from ropewalk.engines.unread import NO_LAYER_TYPE, REASONS, put_back, readable, reasons, usual
+from ropewalk.engines.unread import READ_ANYWAY, REASONS, put_back, readable, reasons, usual
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Dynamic
 from ropewalk.spec import RopeSpec
@@ -339,8 +339,9 @@ class _Question:
         try:
             self.specs, self.explanation = read_specs(text, "exact")
             self.text = text
-            if REASONS[NO_LAYER_TYPE](text):  # `from_hf` takes any name for a layer type
-                self.why = [NO_LAYER_TYPE]
+            # `from_hf` takes any name for a layer type, and adds the keys of both ropes
+            self.why = [reason for reason in READ_ANYWAY if REASONS[reason](text)]
+            if self.why:
                 self.text = usual(text)
                 self.specs, self.explanation = read_specs(self.text, "exact")
         except RopeError as error:
@@ -413,6 +414,8 @@ class _Question:
                 cases = self.cases_of(config, read_specs(config, "exact")[0])
             except RopeError as error:  # it has a fault that no reason is about
                 return failed(f"not known: {error}")
+            if layer_type not in cases and len(cases) == 1:  # one rope for all layers
+                cases = {layer_type: replace(*cases.values(), layer_type=layer_type)}
             if layer_type not in cases:
                 return failed("not known: another set of layer types")
             return self._apply(release, cases[layer_type], length)
@@ -435,6 +438,9 @@ class _Question:
         taken, notes = release.take(original, self.why, same)
         if isinstance(taken, str):
             return failed(taken)
+        # a theta that the config lacks and the engine does not read
+        if self.left_out == ["rope_parameters"] and "rope_theta" in taken:
+            left_out = "" if same(taken, {**taken, "rope_theta": 123_456.0}) else left_out
         reading = reading_of(taken)
         if left_out and len(reading.unrotated_pairs) < reading.spec.pairs:  # some pair rotates
             return failed(left_out)

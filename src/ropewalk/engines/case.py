@@ -183,7 +183,8 @@ class ServedLayer:
         path  "rope.KEY" of the rope, "config.KEY" of the text model, "either.KEY" of the rope or
               else of the text model, "v4.KEY" of `rope_scaling`, "v5.KEY" of `rope_parameters`,
               "attn.KEY" of `attn_config`, "full.KEY" and "sliding.KEY" of the rope of these
-              layers; "fraction" in any spelling; or a property of the case, such as "rope_type"
+              layers; "layer.KEY" of a list with an entry for each layer; "fraction" in any
+              spelling; or a property of the case, such as "rope_type"
         """
         place, _, key = path.partition(".")
         if place == "either":
@@ -195,6 +196,8 @@ class ServedLayer:
             return next((value for value in values if value is not None), None)
         if not key:
             return getattr(self, path)
+        if place == "layer":
+            return self._of_layers(key)
         objects = {
             "rope": self.rope,
             "config": self.config,
@@ -207,6 +210,14 @@ class ServedLayer:
             ),
         }
         return objects[place].get(key)
+
+    def _of_layers(self, key: str) -> Any:
+        """Return the entry of the first layer of this type in a list of the config that has one for
+        each layer; None if the config has no such list.
+        """
+        entries, types = self.config.get(key), declared_types(self.config)
+        index = types.index(self.layer_type) if self.layer_type in types else 0
+        return entries[index] if isinstance(entries, list) and index < len(entries) else None
 
 
 def _name(rope: Mapping[str, Any]) -> str:

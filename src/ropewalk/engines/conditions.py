@@ -23,6 +23,7 @@ from ropewalk.engines.case import (
     declared_types,
 )
 from ropewalk.engines.reading import EngineReading, frequencies_of
+from ropewalk.engines.rope_faults import without_a_layer_type
 from ropewalk.frequencies import Default, Linear, LongRope
 
 #: what a row of a rules file may name in `when`; "not NAME" is the opposite
@@ -147,11 +148,39 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         len(reading.case.config.get("layer_rope_theta") or [0] * 10**6)
         < (reading.case.config.get("num_hidden_layers") or 0)
     ),
+    "fewer thetas than layers": lambda reading: (
+        isinstance(reading.case.config.get("rope_theta"), list)
+        and len(reading.case.config["rope_theta"])
+        < (reading.case.config.get("num_hidden_layers") or 0)
+    ),
+    # the layer types that have the scaling are listed, and this one is not among them
+    "a layer type without this scaling": lambda reading: (
+        reading.case.layer_type
+        not in (reading.case.config.get("yarn_only_types") or (reading.case.layer_type,))
+    ),
     "fewer layer types than layers": lambda reading: (
         len(declared_types(reading.case.config) or [""] * 10**6)
         < (reading.case.config.get("num_hidden_layers") or 0)
     ),
     "layer types of no pattern": lambda reading: _are_of_no_pattern(reading.case),
+    "rope_ratio that is no number": lambda reading: (
+        not isinstance(reading.case.config.get("rope_ratio", 1.0), int | float)
+    ),
+    "partial_rotary_factor is null": lambda reading: (
+        reading.case.config.get("partial_rotary_factor", 0) is None
+    ),
+    "two interleaved sections": lambda reading: (
+        len(_sections(reading)) == 2 and bool(reading.case.value("rope.mrope_interleaved"))
+    ),
+    "started for more than 4096 tokens": lambda reading: (
+        reading.case.limit_is_given and reading.case.max_model_len > 4096
+    ),
+    "sections for another fraction": lambda reading: _are_for_another_fraction(reading),
+    "max_model_len given": lambda reading: reading.case.limit_is_given,
+    "a rope under the name of no layer type": lambda reading: bool(
+        without_a_layer_type(reading.case.config)
+    ),
+    "odd rotary_dim": lambda reading: (reading.case.config.get("rotary_dim") or 0) % 2 == 1,
     "rotary_dim is null": lambda reading: reading.case.config.get("rotary_dim", 0) is None,
     "head_dim is not the rotated width": lambda reading: (
         reading.case.value("config.head_dim") not in (None, reading.case.head_dim)
@@ -221,6 +250,23 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         reading.case.length - 1 > getattr(reading.spec.scaling, "original_length", 0)
     ),
 }
+
+
+def _sections(reading: EngineReading) -> list[int]:
+    """Return the sections of M-RoPE in the rope; [] if they are absent or no list of integers."""
+    given = reading.case.value("rope.mrope_section")
+    is_list = isinstance(given, list) and all(isinstance(count, int) for count in given)
+    return given if is_list else []
+
+
+def _are_for_another_fraction(reading: EngineReading) -> bool:
+    """Return whether the rope has sections, and the config a fraction of the head to whose pairs they
+    do not add up.
+    """
+    fraction, sections = reading.case.value("fraction"), _sections(reading)
+    if not sections or not isinstance(fraction, int | float):
+        return False
+    return 2 * sum(sections) != int(reading.spec.head_dim * fraction)
 
 
 def _has_window_in_some(config: Mapping[str, Any]) -> bool:

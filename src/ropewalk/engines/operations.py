@@ -146,10 +146,14 @@ def _ignore(reading: EngineReading, rule: Rule, release: Release, releases: Rele
 
 @_operation("set")
 def _set(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """Another value of fields of the spec; `unscaled` also drops the scaling, and `whole` the
-    fraction of the head that rotates.
+    """Another value of fields of the spec; `times` multiplies one by a number, `unscaled` also drops
+    the scaling, `textual` the axes, and `whole` the fraction of the head that rotates.
     """
     given = {key: _value(reading.case, value) for key, value in rule.values.items()}
+    for key, factor in given.pop("times", {}).items():
+        given[key] *= factor
+    if given.pop("textual", False):
+        given["axes"] = None
     if given.pop("unscaled", False):
         given["scaling"] = Default()
     if given.pop("whole", False):

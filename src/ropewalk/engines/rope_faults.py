@@ -370,8 +370,10 @@ def pairs_of(config: Config) -> int:
         family = family_of(config.get("model_type"))
         reads_partial = family.reads_partial
         config = without("model_type")(config)
-        if reads_partial:  # the default of the class holds where no fraction is given
-            config = {"partial_rotary_factor": family.partial, **config}
+        # the default of the class holds where no fraction is given
+        given = any(key in place for place in places_of(config) for key in FRACTIONS)
+        if reads_partial and not given:
+            config = {**config, FRACTIONS[0]: family.partial}
         if reads_partial and not any(config.get(key) for key in ROPES):
             config = {**config, "rope_scaling": {"rope_type": "default"}}
     try:
@@ -401,7 +403,17 @@ def has_wrong_sections(config: Config) -> bool:
     lists = [each for each in given if isinstance(each, list)]
     # a list with anything but integers is another fault
     counts = [each for each in lists if all(isinstance(count, int) for count in each)]
-    return any(sum(each) != pairs_of(config) for each in counts)
+    pairs = pairs_of(config)
+    return pairs > 0 and any(sum(each) != pairs for each in counts)
+
+
+def fits_fraction(config: Config) -> bool:
+    """Return whether every mrope_section that is a list of integers adds up to the pairs of the
+    fraction that the config gives.
+    """
+    given = [rope.get("mrope_section") for rope in all_ropes(config)]
+    lists = [each for each in given if isinstance(each, list) and all(map(is_count, each))]
+    return all(2 * sum(each) == width_of(config) for each in lists)
 
 
 def has_three_sections(config: Config) -> bool:
@@ -411,15 +423,19 @@ def has_three_sections(config: Config) -> bool:
 
 
 def has_two_ropes(config: Config) -> bool:
-    """Return whether `rope_scaling` and `rope_parameters` contradict each other."""
+    """Return whether `rope_scaling` and `rope_parameters` contradict each other, or the second has
+    keys that the first has not.
+    """
     old, new = config.get("rope_scaling"), config.get("rope_parameters")
     if not isinstance(old, Mapping) or not isinstance(new, Mapping) or not old or not new:
         return False
-    if ropes_by_layer_type(config):  # one rope cannot be compared with one for each layer type
+    # one rope cannot be compared with one for each layer type
+    if ropes_by_layer_type(config) or has_one_rope_for_all(config):
         return False
-    return any(old[key] != new[key] for key in old.keys() & new.keys()) or (
-        name_of(old) != name_of(new)
-    )
+    # the theta beside the ropes counts as one in `rope_scaling`
+    given = {"rope_theta": config.get("rope_theta"), **old}
+    others = [key for key in new if key in old or key not in ("rope_type", "type")]
+    return name_of(old) != name_of(new) or any(given.get(key) != new[key] for key in others)
 
 
 def has_one_rope_for_all(config: Config) -> bool:

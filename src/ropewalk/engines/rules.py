@@ -31,7 +31,13 @@ from ropewalk.caches import cached
 from ropewalk.engines.case import OUTER_ARCHITECTURES, OUTER_TYPE, ServedLayer
 from ropewalk.engines.conditions import CONDITIONS
 from ropewalk.engines.reading import EngineReading, EngineRule
-from ropewalk.engines.rope_faults import ROPES, all_ropes, has_three_sections, name_of
+from ropewalk.engines.rope_faults import (
+    ROPES,
+    all_ropes,
+    fits_fraction,
+    has_three_sections,
+    name_of,
+)
 from ropewalk.engines.taken_as import TAKEN_AS
 from ropewalk.engines.unread import OTHER, REASONS, USUAL, usual
 from ropewalk.errors import RopeError
@@ -271,6 +277,8 @@ class Release:
                 and ("lacks" not in row or config.get(row["lacks"]) is None)
                 and ("null" not in row or config.get(row["null"], 0) is None)
                 and not (row.get("alone") and "model_type_outside" in config)
+                and not (row.get("of_fraction") and not fits_fraction(config))
+                and not any(row.get("lacks_in_rope", "") in rope for rope in all_ropes(config))
             )
             row = next(families, {})  # the first that is about such a config
             # an engine that raises no error in any case may not even read the faulty value: then it

@@ -64,6 +64,7 @@ from ropewalk.engines.rope_faults import (
     no_widths,
     number_in,
     pairs_of,
+    places_of,
     unknown_keys,
     width_of,
     with_numbers,
@@ -232,6 +233,21 @@ def _served(config: Config, length: int) -> Config:
 def _linear(rope: Config) -> Config:
     """Return a rope with linear interpolation by its own factor in place of its scaling."""
     return _scaled(float(rope["factor"]))(rope)  # type: ignore[arg-type]
+
+
+def _linear_of_ntk(config: Config) -> Config:
+    """Return the config with the linear scaling of another theta that is vLLM's scaling ntk: theta is
+    multiplied by the factor, and every pair divided by the factor to the power of 2 / width.
+    """
+    width = 2 * pairs_of(config) or 2
+
+    def change(rope: Config) -> Config:
+        factor: Any = rope.get("factor", 1.0)
+        theta: Any = rope.get("rope_theta") or _theta_of(config)
+        return {**_scaled(factor ** (2 / width))(rope), "rope_theta": theta * factor}
+
+    changed = _if(lambda rope: name_of(rope) == "ntk", change)(config)
+    return without("rope_theta")(changed)
 
 
 def _named(name: str) -> Callable[[Config], Config]:
@@ -596,9 +612,18 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     ),
     "linear by 7 where the name is null": _if(has_null_name, _scaled(7.0)),
     "rope_scaling added to the rope of full layers": _added_to_full_layers,
+    "the thetas of the layers": lambda config: {
+        **_theta_instead(config, 10_000.0),
+        "thetas": config.get("rope_theta"),
+    },
     "theta 10,000": lambda config: _theta_instead(config, 10_000.0),
     "theta 100,000": lambda config: _theta_instead(config, 100_000.0),
     "no fraction": lambda config: _fraction_instead(config, {}),
+    "half of the head where no fraction is given": lambda config: (
+        config
+        if any(key in place for place in places_of(config) for key in FRACTIONS)
+        else {**config, "partial_rotary_factor": 0.5}
+    ),
     "fraction 0.625": lambda config: _fraction_instead(config, {"partial_rotary_factor": 0.625}),
     "integers": lambda config: with_ropes(_integers(config), _integers),
     "rope_type alone": lambda config: with_ropes(config, without("type")),
@@ -622,6 +647,7 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "complete": _complete,
     "linear by 7": lambda config: with_ropes(config, _scaled(7.0)),
     "linear where the name is unknown": _if(has_unknown_name, _scaled(2.0)),
+    "linear with another theta where it is ntk": lambda config: _linear_of_ntk(config),
     "unscaled where the name is unknown": _if(
         has_unknown_name, lambda rope: _unscaled(_without_name(rope))
     ),

@@ -90,8 +90,10 @@ from ropewalk.engines.taken_as import (
 )
 from ropewalk.errors import RopeError
 
-#: a reason that is one even if `from_hf` reads the config, for which every name is a layer type
 NO_LAYER_TYPE = "rope under the name of no layer type"
+TWO_ROPES = "rope_parameters that contradict rope_scaling"
+#: reasons that are ones even if `from_hf` reads the config
+READ_ANYWAY = (NO_LAYER_TYPE, TWO_ROPES)
 
 
 def _has(fault: str) -> Callable[[Config], bool]:
@@ -108,6 +110,7 @@ REASONS: dict[str, Callable[[Config], bool]] = {
         not config[key] for key in no_objects(config)
     ),
     "rope that is no object": lambda config: any(config[key] for key in no_objects(config)),
+    TWO_ROPES: has_two_ropes,
     "theta that is null": lambda config: any(map(has_null_theta, places_of(config))),
     "null as type": lambda config: any(map(has_null_type, all_ropes(config))),
     "null as rope_type": lambda config: any(map(has_null_name, all_ropes(config))),
@@ -185,7 +188,6 @@ REASONS: dict[str, Callable[[Config], bool]] = {
     "longrope without factors in rope_parameters": lambda config: lacks_factors(
         config, "rope_parameters"
     ),
-    "rope_parameters that contradict rope_scaling": has_two_ropes,
     "text instead of a trained length": lambda config: any(
         is_numeric_text(rope.get(TRAINED)) for rope in all_ropes(config)
     ),
@@ -319,7 +321,7 @@ USUAL = {
     "one rope in rope_parameters for several layer types": "no rope_parameters",
     "longrope without factors in rope_scaling": "no rope_scaling",
     "longrope without factors in rope_parameters": "no rope_parameters",
-    "rope_parameters that contradict rope_scaling": "the scaling of rope_scaling",
+    TWO_ROPES: "the scaling of rope_scaling",
     "text instead of a trained length": "numbers",
     "text instead of a theta": "numbers",
     "text instead of a number": "numbers",

@@ -53,8 +53,19 @@ def rope_of_matrices(matrices: Sequence[Any]) -> dict[str, Any] | None:
     if all(np.array_equal(matrix, np.eye(len(matrix))) for matrix in matrices):
         return None
     by_axis = [_read_matrix(np.asarray(matrix, dtype=np.float64)) for matrix in matrices]
-    # the matrix with the most rotated dimensions gives the magnitude and the layout
-    widest = max(by_axis, key=lambda rope: rope["width"])
+    # the matrix with the largest angle gives the magnitude and the layout: one with angles of almost 0
+    # fits every layout
+    widest = max(by_axis, key=lambda rope: max(map(abs, rope["radians"]), default=0.0))
+    by_axis = [
+        _fit(
+            np.asarray(matrix, dtype=np.float64),
+            (widest["layout"], widest["layout_out"]),
+            widest["width"],
+            widest["start"],
+        )
+        or rope
+        for matrix, rope in zip(matrices, by_axis, strict=True)
+    ]
     pairs = len(widest["radians"])
     angles = np.zeros((len(by_axis), pairs))  # of each pair after one step on each axis
     for index, rope in enumerate(by_axis):
