@@ -91,8 +91,8 @@ def rope_of(case: Case, wrong: Wrong) -> definition.Rope | None:
 
 
 def rope_for_vectors(case: Case, wrong: Wrong) -> definition.Rope | None:
-    """Return `rope_of`; None also if that rope is for heads of another width than the vectors of the
-    case.
+    """Return `rope_of`; None also if that rope is for heads of another width than the vectors of
+    the case.
     """
     rope = rope_of(case, wrong)
     return rope if rope is not None and rope["head_dim"] == case["rope"]["head_dim"] else None

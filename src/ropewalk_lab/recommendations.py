@@ -1,5 +1,5 @@
 """Recommendations by use case, derived from the rows of studies. A choice between scores needs a
-difference beyond the noise; other advice is a claim of a study with its verdict, or the models whose
+difference beyond the noise; other advice is a claim of a study with its verdict, or models whose
 loss rises by at most 0.05.
 
 Words of this module:

@@ -796,9 +796,9 @@ def is_copied(case: Examination) -> bool:
     # and the config serves a length of the family
     if known and all(each == given for each in known):
         return any(_at_length(case, each) for each in family)
-    # any other scaling: one of them has it with all its keys, more than three, which do not agree by
-    # chance; and it starts from another length than this model. LongRoPE never matches: its rows
-    # have the key `left_out`, which no config has
+    # any other scaling: one of them has it with all its keys, more than three, which do not agree
+    # by chance; and it starts from another length than this model. LongRoPE never matches: its
+    # rows have the key `left_out`, which no config has
     start = published_trained_length(case)
     return (
         case.trained is not None
