@@ -90,6 +90,14 @@ def rope_of(case: Case, wrong: Wrong) -> definition.Rope | None:
     return case["rope"]
 
 
+def rope_for_vectors(case: Case, wrong: Wrong) -> definition.Rope | None:
+    """Return `rope_of`; None also if that rope is for heads of another width than the vectors of
+    the case.
+    """
+    rope = rope_of(case, wrong)
+    return rope if rope is not None and rope["head_dim"] == case["rope"]["head_dim"] else None
+
+
 class Kind:
     """One kind of function that a project can give; the subclasses below are the kinds."""
 
@@ -351,9 +359,8 @@ class Rotate(Kind):
         """Return the predicted numbers of the first head of the first row of q; [] leaves the
         comparison to `predicted`.
         """
-        rope, given = rope_of(case, wrong), case["rotation"]
-        # the rope may be for heads of another width than the vectors of the case
-        if rope is None or rope["head_dim"] != case["rope"]["head_dim"]:
+        rope, given = rope_for_vectors(case, wrong), case["rotation"]
+        if rope is None:
             return []
         # mistakes about one of q and k, or about their scales: `predicted` alone computes them
         if {"only", "only_magnitude", "scales"} & wrong.keys():
@@ -365,10 +372,8 @@ class Rotate(Kind):
         return [scale * value for value in flat(rotated)]
 
     def predicted(self, case: Case, wrong: Wrong) -> Numbers:
-        rope = rope_of(case, wrong)
-        if rope is None or rope["head_dim"] != case["rope"]["head_dim"]:
-            # the case lacks the earlier call or the other part whose rope the mistake takes, or its
-            # rope is for heads of another width than the vectors of the case
+        rope = rope_for_vectors(case, wrong)
+        if rope is None:
             return []
         cos, sin = definition.tables(rope, case["positions"], _length(case), wrong)
         given, out = case["rotation"], []
@@ -478,7 +483,8 @@ class AttentionKind(Kind):
         return flat(case["attention"]["expected"])
 
     def predicted(self, case: Case, wrong: Wrong) -> Numbers:
-        return flat(definition.attention(case["rope"], case["attention"], wrong))
+        rope = rope_for_vectors(case, wrong)
+        return [] if rope is None else flat(definition.attention(rope, case["attention"], wrong))
 
     def allowed(self, case: Case, tolerance: Case, dtype: str) -> Numbers:
         # a value is a sum over many tokens, whose weights are off too
@@ -486,7 +492,7 @@ class AttentionKind(Kind):
         return [error] * len(self.expected(case))
 
     def label(self, case: Case, index: int) -> str:
-        out = case["attention"]["expected"][0]
+        out = case["attention"]["expected"][0]  # the cases have one row
         head, rest = divmod(index, len(flat(out[0])))
         return f"head {head}, token {rest // len(out[0][0])}, value {rest % len(out[0][0])}"
 
@@ -508,7 +514,8 @@ class Move(Kind):
         return flat(case["move"]["expected"])
 
     def predicted(self, case: Case, wrong: Wrong) -> Numbers:
-        return flat(definition.moved(case["rope"], case["move"], wrong))
+        rope = rope_for_vectors(case, wrong)
+        return [] if rope is None else flat(definition.moved(rope, case["move"], wrong))
 
     def allowed(self, case: Case, tolerance: Case, dtype: str) -> Numbers:
         given, rope = case["move"], case["rope"]

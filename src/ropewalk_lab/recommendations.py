@@ -1,5 +1,6 @@
-"""Recommendations by use case, derived from the rows of studies; differences within the noise give
-no recommendation.
+"""Recommendations by use case, derived from the rows of studies. A choice between scores needs a
+difference beyond the noise; other advice is a claim of a study with its verdict, or models whose
+loss rises by at most 0.05.
 
 Words of this module:
   run     a finished study in a folder; a study may have several
@@ -97,7 +98,7 @@ def lowest(scores: Mapping[str, Score], what: str, *, same_model: bool = False) 
         f"{paired}"
     )
     if len(best) > 1:
-        return f"Any of {', '.join(best)}: they are tied.", reason
+        return f"Any of {'; '.join(best)}: they are tied.", reason
     return f"{first}.", reason
 
 
@@ -124,8 +125,8 @@ def _longer_code(result: StudyResult) -> tuple[str, str]:
 
 
 def _stream(result: StudyResult) -> tuple[str, str]:
-    """Return (advice, reason): the encodings whose loss rises by at most 0.05 from the trained
-    length to the longest, two standard errors of the rise included.
+    """Return (advice, reason): the models whose loss rises by at most 0.05 from the trained length
+    to the longest, two standard errors of the rise included.
     """
     lengths = distinct(result.rows, "loss", "length")
     stable = []
@@ -134,6 +135,7 @@ def _stream(result: StudyResult) -> tuple[str, str]:
             score(result.rows, "loss", model=name, length=length)
             for length in (lengths[0], lengths[-1])
         )
+        # encodings with a bounded length are measured at the trained length alone
         if near is not None and far is not None:
             rise = compare(far, near)  # of the same models: no noise between trainings
             if rise.difference + 2 * rise.error <= 0.05:  # nats per token
@@ -144,7 +146,8 @@ def _stream(result: StudyResult) -> tuple[str, str]:
             "None of those measured.",
             f"every loss may rise by more than 0.05 from {lengths[0]} to {lengths[-1]}",
         )
-    names = ", ".join(text for _, text in sorted(stable))
+    # a name may have a comma, such as "rope, sliding window"
+    names = "; ".join(text for _, text in sorted(stable))
     return (
         f"One of these, lowest loss first: {names}.",
         f"loss at {lengths[-1]} minus loss at {lengths[0]}, at most +0.05",

@@ -147,8 +147,8 @@ def recommendations_html(recommendations: Sequence[Recommendation]) -> str:
         return ""
     rows = [(each.use, each.advice, each.reason) for each in recommendations]
     note = (
-        "From the measurements below; there is no recommendation without a measured difference "
-        "beyond the noise."
+        "From the measurements below. A choice between scores needs a difference beyond the noise; "
+        "other rows are a claim with its verdict, or models whose loss rises by at most 0.05."
     )
     return "<h2>Recommendations</h2>" + table_html(
         Table("", ("use", "recommended", "reason"), rows, note)

@@ -74,3 +74,20 @@ def test_two_mistakes_at_once_are_both_named():
 )
 def test_numbers_are_rounded_to_a_type(kind, x, rounded):
     assert definition.ROUND[kind](x) == rounded
+
+
+@pytest.mark.parametrize(
+    ("name", "function"), [("packed-attention", "attention"), ("cache-move", "move")]
+)
+def test_a_rope_of_another_call_shows_in_attention_and_in_moved_keys(name, function):
+    group, kind = load(name), KINDS[function]
+    case = group["cases"][0]
+    other = {**case["rope"], "theta": 77.0}
+    stale = kind.predicted({**case, "rope": other}, {})
+    earlier = {"earlier": [case["rope"], other]}
+    each = EntryDifference(name, case, kind, [stale], group["tolerance"], "float32", **earlier)
+    assert not each.is_right()
+    assert each.is_stale()
+    # the case has no call before it, and no other part
+    assert kind.predicted(case, {"rope": "before"}) == kind.predicted(case, {"part": "other"}) == []
+    assert kind.predicted(case, {"rope": {**other, "head_dim": 2 * other["head_dim"]}}) == []

@@ -1163,3 +1163,39 @@ def test_a_proportional_rope_with_the_factor_1_rotates_a_part_of_the_head():
     rope = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "factor": 1.0}
     found = rw.doctor({**LLAMA, "rope_parameters": {**rope, "rope_theta": 1e6}})
     assert "factor_is_one" not in {each.id for each in found.findings}
+
+
+def test_a_mistake_that_nothing_repairs_has_one_fix():
+    """The part before "|" says what was written; the module of engines writes for its own rows."""
+    written = {"engine_refuses", "engine_differs"}
+    for row in mistakes():
+        assert "|" not in row.fix or row.repair is not None or row.id in written, row.id
+
+
+@pytest.mark.parametrize("model_type", ["gpt_oss", "cwm", "apertus", "openai_privacy_filter"])
+@pytest.mark.parametrize("names", [["full_attention"], ["full_attention", "sliding_attention"]])
+def test_ropes_by_layer_type_are_told_of_a_family_that_needs_one_rope(model_type, names):
+    config = {
+        **LLAMA,
+        "model_type": model_type,
+        "layer_types": ["sliding_attention", "full_attention"] * 16,
+    }
+    rope = {"rope_type": "default", "rope_theta": 5e5}
+    config["rope_parameters"] = {name: dict(rope) for name in names}
+    result = rw.doctor(changed(config, rope_theta=GONE))
+    assert result.corrected["rope_parameters"] == rope
+    ids = [each.id for each in result.findings]
+    assert "rope_by_layer_type_in_flat_family" in ids
+    assert "layer_rope_absent" not in ids
+
+
+@pytest.mark.parametrize(
+    "model_type", ["gemma4_text", "gemma4_unified_text", "laguna", "mellum", "mimo_v2_flash"]
+)
+def test_a_layer_type_without_its_rope_is_told_of_families_that_look_each_up(model_type):
+    types = ["sliding_attention", "full_attention"] * 16
+    rope = {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}
+    config = {**LLAMA, "model_type": model_type, "layer_types": types, "rope_parameters": rope}
+    ids = [each.id for each in rw.doctor(changed(config, rope_theta=GONE)).findings]
+    assert "layer_rope_absent" in ids
+    assert "rope_by_layer_type_in_flat_family" not in ids

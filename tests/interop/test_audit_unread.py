@@ -460,3 +460,19 @@ def test_a_model_type_that_is_no_name_is_refused(model_type):
     config = {**text, "model_type": model_type, "max_position_embeddings": 128}
     with pytest.raises(RopeError, match="model_type: must be a name"):
         audit(config)
+
+
+@pytest.mark.parametrize(
+    "layer_types",
+    [["chunked_attention"] * 4, ["chunked_attention"] * 3 + ["full_attention"]],
+    ids=["chunked", "three chunked"],
+)
+@pytest.mark.parametrize("more", [{}, {"no_rope_layer_interval": 1}], ids=["", "interval"])
+def test_an_engine_may_rotate_another_layer_type_where_none_rotates(layer_types, more):
+    """The fourth layer, which mlx-lm does not rotate, may be the only one of its type."""
+    config = {**SIZES, "model_type": "llama4_text", "rope_theta": 5e5, "head_dim": 64, **more}
+    config |= {"num_hidden_layers": 4, "layer_types": layer_types, "no_rope_layers": [0] * 4}
+    results = found(config, "chunked_attention")
+    assert not any(results["hf"].radians)
+    for engine in ("mlx-lm", "sglang"):
+        assert results[engine].difference.pairs == 32

@@ -374,7 +374,7 @@ def test_a_stream_has_no_advice_if_every_loss_may_rise():
 
     def advice(rise):
         rows = []
-        for model in ("rope", "alibi"):
+        for model in ("rope, sliding window", "alibi"):
             near = np.array([1.0, 1.2, 1.4, 1.6])
             rows.append(row("loss", near, model=model, seed=0, length=8))
             rows.append(row("loss", near + rise, model=model, seed=0, length=32))
@@ -386,7 +386,8 @@ def test_a_stream_has_no_advice_if_every_loss_may_rise():
         "every loss may rise by more than 0.05 from 8 to 32",
     )
     assert advice(0.049) == (
-        "One of these, lowest loss first: alibi (+0.049 ± 0.000), rope (+0.049 ± 0.000).",
+        "One of these, lowest loss first: "
+        "alibi (+0.049 ± 0.000); rope, sliding window (+0.049 ± 0.000).",
         "loss at 32 minus loss at 8, at most +0.05",
     )
 

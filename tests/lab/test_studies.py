@@ -26,7 +26,7 @@ from ropewalk.interop.checkpoint.atomic_folder import lock_folder
 from ropewalk_lab.corpus import open_corpus
 from ropewalk_lab.report import write_report
 from ropewalk_lab.settings import toml_value
-from ropewalk_lab.studies import STUDIES, read_study, run_study
+from ropewalk_lab.studies import STUDIES, matching, read_study, run_study
 from ropewalk_lab.studies.findings import FAILS, HOLDS, TIED, UNKNOWN
 from ropewalk_lab.studies.rows import distinct, select
 from ropewalk_lab.studies.study import FACTS, ROWS
@@ -311,6 +311,33 @@ def test_real_triplets_come_from_a_file(place):
     assert facts["triplets"]["train"] + facts["triplets"]["valid"] == 60
     assert {len(row["values"]) for row in rows} == {facts["triplets"]["valid"]}
     assert STUDIES["matching"].findings(rows, facts).tables[0].rows[0][3] == "-"
+
+
+def test_texts_of_any_language_are_cut_at_characters(place, monkeypatch):
+    """A Chinese character is three bytes of UTF-8, and each is a token; texts of ASCII letters
+    have as many tokens as characters.
+    """
+    read, words = {}, "案情相同的借款纠纷"
+
+    def trained(_, name, preset, batches, objective):
+        text = bytes(batches.batch(np.arange(1), preset.train.stages[-1].length).inputs[0].tolist())
+        read[name] = text.decode()
+        raise InterruptedError
+
+    monkeypatch.setattr("ropewalk_lab.studies.matching.train_or_load", trained)
+    given = {"preset": "mlm", "changes": [], "short": 16, "long": 40, "batch": 2, "steps": 1}
+    path = place / "chinese.jsonl"
+    path.write_text(
+        "\n".join(json.dumps(dict.fromkeys("ABC", f"{n:02}" + 2 * words)) for n in range(60)),
+        encoding="utf-8",
+    )
+    for data in (str(path), ""):
+        with pytest.raises(InterruptedError):
+            matching.measure(
+                None, cut=16, encoding="rope", seed=int(bool(data)), count=60, data=data, **given
+            )
+    assert [len(text) for text in read.values()] == [16, 16]
+    assert read["matching-rope-16-1"][2:] == (2 * words)[:14]
 
 
 def test_missing_or_broken_rows_and_incomplete_facts_are_refused(place):

@@ -155,3 +155,13 @@ def test_doctor_finds_no_error_in_any_known_model():
         found = asked(ask="doctor", text=config)["ok"]
         assert found["diagnosis"]["exit_status"] == 0, name
         assert found["before"], name
+
+
+@pytest.mark.parametrize("ask", ["doctor", "audit"])
+def test_half_a_surrogate_pair_is_refused(ask):
+    text = json.dumps(QWEN)[:-1] + ', "_name_or_path": "\ud800"}'
+    error = asked(ask=ask, text=text)["error"]
+    assert error["field"] == "config"
+    assert error["rule"].endswith(f"surrogate pair at character {text.index(chr(0xD800)) + 1}")
+    # escaped, it is JSON of a config that can be read
+    assert "ok" in asked(ask=ask, text=text.replace("\ud800", "\\ud800"))

@@ -31,13 +31,15 @@ class Mistake:
     id                    the name of the row, which findings carry
     severity              "error", "warning" or "note", as in Finding
     find                  the name of the function that finds the mistake; it returns the facts
-    repair                the name of the function that repairs the config; None: the mistake is
-                          only reported, because the config does not say what was meant
+    repair                the name of the function that repairs the config; None: no function
+                          repairs it
     keys                  what the two functions look at: config keys, or rope types, layer types or
                           a release where the docstring of the finder says so
     names                 {name that the finder looks for: name that is meant}, of keys, values or
                           cases; "" where the finder needs no second name
-    cause, effect, fix    texts with the facts of the finder in braces
+    cause, effect, fix    texts with the facts of the finder in braces. `fix` may have two parts,
+                          with "|" between them: the first says what was written, the second what
+                          to do where nothing was repaired
     evidence              how the effect is known: "formula", or "recorded" or "rule" with `engine`
                           and `version`
     gguf                  whether the row is for GGUF files; other rows are for other configs, but

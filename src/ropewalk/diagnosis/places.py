@@ -404,16 +404,13 @@ def write_as_v4(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def nested_in_flat(case: Examination, row: Mistake) -> Facts | None:
-    """Find ropes by layer type in a family that has one rope for all layers; the model types in
-    `keys` have no thetas of their own for layer types, and read such ropes all the same.
+    """Find ropes by layer type in a family that has one rope for all layers. The model types in
+    `keys`, and families with a theta for each layer type, read such ropes.
     """
     v5 = _objects(case)[0]
     layers = layers_of(v5 or {})
     family = case.family
-    # some families that need a rope object (`rope_required`) have a rope for each layer type in it
-    if not layers or not family.known or family.layer_thetas or family.rope_required:
-        return None
-    if case.model_type in row.keys:
+    if not layers or not family.known or family.layer_thetas or case.model_type in row.keys:
         return None
     ropes = list(layers.values())
     # fixable if all ropes are the same and the keys beside them contradict none
@@ -524,21 +521,22 @@ def type_of_another_family(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def layer_rope_absent(case: Examination, row: Mistake) -> Facts | None:
-    """Find ropes by layer type that lack a type of the model, in a family whose code raises an
-    error then; `names` has {model type.layer type: its rope in every published model, as JSON}.
+    """Find ropes by layer type that lack a type of the model, in one of the model types in `keys`,
+    whose code looks up a rope for each; `names` has {model type.layer type: its rope in every
+    published model, as JSON}.
     """
-    layers = layers_of(_objects(case)[0] or {})
+    v5 = _objects(case)[0] or {}
     types = _layer_types(case) or tuple(
         name.split(".")[1] for name in row.names if name.split(".")[0] == case.model_type
     )
     # if no layer type is known, all may be misspelled
-    if not layers or not case.family.rope_required or not layers.keys() & set(types):
+    if case.model_type not in row.keys or not layers_of(v5).keys() & set(types):
         return None
     for name in types:
-        if name not in (v5 := case.text["rope_parameters"]):
-            new = row.names.get(f"{case.model_type}.{name}")
+        if name not in v5:
+            published = row.names.get(f"{case.model_type}.{name}")
+            new = json.loads(published) if published else None
             facts = {"key": f"rope_parameters.{name}", "value": None, "holder": v5, "name": name}
-            new = json.loads(new) if new else None
             return {**facts, "new": new, "fixable": new is not None, "words": str(new)}
     return None
 

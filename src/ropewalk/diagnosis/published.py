@@ -792,11 +792,13 @@ def is_copied(case: Examination) -> bool:
     family = models_of(case.model_type)
     known = [each["scaling"] for each in family if "scaling" in each]
     rope, given = case.flat() or {}, {"rope_type": case.rope_type, "factor": case.factor}
-    # all that have a scaling have this one, and the config serves a length of the family
+    # a scaling with only a type and a factor, the same in all models of the family that have one;
+    # and the config serves a length of the family
     if known and all(each == given for each in known):
         return any(_at_length(case, each) for each in family)
-    # one of them has it with all its keys, more than three, which do not agree by chance; and it
-    # starts from another length than this model
+    # any other scaling: one of them has it with all its keys, more than three, which do not agree
+    # by chance; and it starts from another length than this model. LongRoPE never matches: its
+    # rows have the key `left_out`, which no config has
     start = published_trained_length(case)
     return (
         case.trained is not None

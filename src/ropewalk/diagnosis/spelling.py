@@ -141,7 +141,7 @@ def remove(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def object_as_text(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rope object that is written as a text of JSON."""
+    """Find a rope object that is written as a text: of JSON, or of a dict as Python prints it."""
     for key in OBJECT_KEYS:
         value = case.text.get(key)
         if isinstance(value, str) and len(value) < 1 << 16:  # a longer text is no rope

@@ -538,12 +538,16 @@ def _unrotated(asked: _Question, length: int) -> Iterator[EngineFinding]:
 
 
 def _rotated_anyway(asked: _Question, engine: str, layer_type: str, length: int) -> EngineFinding:
-    """Return the finding for an engine that does not read `no_rope_layers`, by which no layer
-    rotates, and rotates layers by their index.
+    """Return the finding for an engine that reads neither `no_rope_layers` nor its interval, by
+    which no layer rotates, and rotates layers by their index.
+
+    layer_type  the layer type of the finding; the engine may rotate another one
     """
-    text = {key: value for key, value in asked.original.items() if key != "no_rope_layers"}
+    unread = ("no_rope_layers", "no_rope_layer_interval")
+    text = {key: value for key, value in asked.original.items() if key not in unread}
     read = _Question(text, asked.limit, asked.length, asked.releases)
-    reading = read.read(engine, "full_attention", length)
+    # any layer type that rotates without the keys
+    reading = read.read(engine, next(iter(read.cases)), length)
     finding = _of_rules(engine, asked.releases[engine], reading, None, layer_type, length)
     pairs = len(finding.radians)
     return _compared(finding, Rotation((0.0,) * pairs, 1.0, (0,) * pairs), length)

@@ -14,7 +14,7 @@ import torch
 def layers_of(model: torch.nn.Module, length: int) -> list[dict[str, Any] | None]:
     """Return the rope of each layer of a model that is transformers' own code, from the cos and sin
     that its first rotary module gives a sequence of `length` tokens; None for a layer that does not
-    rotate.
+    rotate. A rope is the dict of `_table`.
     """
     modules = [
         module
@@ -36,6 +36,7 @@ def layers_of(model: torch.nn.Module, length: int) -> list[dict[str, Any] | None
     ropes = {
         layer_type: _table(modules[0], length, named) for layer_type, named in arguments.items()
     }
+    # a table is no rope of the model if its own attention cannot apply it
     for named in arguments.values():
         _check_fits(model, modules[0], named)
     return [
@@ -68,7 +69,13 @@ def _table(module: torch.nn.Module, length: int, named: dict[str, str]) -> dict[
     `length` tokens.
 
     The angles at position 1 are the frequencies. Each pair has two equal entries: neighbours, or
-    half of the row apart.
+    half of the row apart. The keys of the dict:
+
+    radians             the angle of each pair, per token
+    magnitude           the factor in cos and sin
+    layout, layout_out  the layout of q and k before and after: None, not known
+    width, start        how many dimensions of a head rotate, and the first of them
+    axis                the axis of each pair
     """
     # the zeros give the module a dtype and a device; the position length - 1 makes a scaling that
     # depends on the length see `length` tokens

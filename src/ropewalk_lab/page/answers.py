@@ -75,6 +75,11 @@ def _text(asked: Mapping[str, Any]) -> str:
         raise RopeError("config", rule, type(text))
     if len(text) > MAX_TEXT:
         raise RopeError("config", rule, f"{len(text):,} characters")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        rule = f"must be text, and has half a surrogate pair at character {error.start + 1:,}"
+        raise RopeError("config", rule, text[error.start]) from None
     return text
 
 

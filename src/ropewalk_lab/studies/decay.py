@@ -143,6 +143,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         "for a head size of 128."
     )
     table = Table("Attention weight by distance", ("model", *map(str, distances)), cells, note)
+    # without the bound, which is a share of that at distance 0, and no attention weight
     series = {name: (distances, values) for name, values in means.items()}
     figure = line_figure(
         series, title="Attention by distance", x="distance", y="weight", log_y=True
@@ -152,6 +153,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         ("tokens",),
         {pair: (f"{each.mean:,.2f}",) for pair, each in wavelengths.items() if each is not None},
     )
+    # "unaliased-length": the published table of the tokens until a pair repeats
     return Findings([table], {"decay": figure}, claims(rows, distances), {"unaliased-length": ours})
 
 

@@ -7,7 +7,8 @@ can be computed.
 
 Words of this module:
   row      one measurement of a model: 1 for each triplet that it gets "wrong", else 0; its fields
-           are `cut`, the characters at which texts are cut, `encoding` and `seed`
+           are `cut`, the characters at which texts are cut, `encoding` and `seed`. Models read
+           bytes: a character of a generated text is one, a Chinese one three
   job      one call of a function such as `measure`; a runner runs the jobs for the settings and the
            seeds of the study, and stores their rows
   triplet  texts A, B and C; the label says which of B and C is closer to A
@@ -17,6 +18,8 @@ Words of this module:
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -145,6 +148,20 @@ def triplets_of(
     return split_triplets(read_triplets(data) if data else generated(count, short, long))
 
 
+def cut_texts(
+    cut: int, train: list[Triplet], valid: list[Triplet]
+) -> tuple[list[Triplet], list[Triplet], int]:
+    """Return (train, valid, length): the triplets with the first `cut` characters of each text, and
+    the largest number of bytes of a text.
+    """
+    splits = [
+        [replace(each, a=each.a[:cut], b=each.b[:cut], c=each.c[:cut]) for each in triplets]
+        for triplets in (train, valid)
+    ]
+    texts = (text for each in chain(*splits) for text in (each.a, each.b, each.c))
+    return splits[0], splits[1], max(len(text.encode()) for text in texts)
+
+
 def run(runner: JobRunner) -> dict[str, Any]:
     """Train every model of `models` on the same cases, for each seed; return the facts for the
     report.
@@ -194,12 +211,12 @@ def measure(
     batch, steps              of the training: triplets in a step, and steps
     data, count, short, long  of the triplets, as in `triplets_of`
     """
-    stage = f"train.stages=[{{length={cut}, batch={batch}, steps={steps}}}]"
+    train, valid, length = cut_texts(cut, *triplets_of(data, count, short, long))
+    stage = f"train.stages=[{{length={length}, batch={batch}, steps={steps}}}]"
     # without a head, the model returns the hidden states that `cosines` compares
     full_preset = make_preset(
         preset, [*changes, stage, "data.objective=triplets"], seed, head="none", encoding=encoding
     )
-    train, valid = triplets_of(data, count, short, long)
     batches = TripletBatches(train, "triplets", seed=seed)
     model = train_or_load(
         workspace,
@@ -209,7 +226,7 @@ def measure(
         objective=contrast,
     ).model
     # without `swap`, the triplets keep their order, and B and C their places
-    hits = right(model, TripletBatches(valid, "triplets", swap=False), cut, workspace.device)
+    hits = right(model, TripletBatches(valid, "triplets", swap=False), length, workspace.device)
     return [row("wrong", 1 - hits, cut=cut, encoding=encoding, seed=seed)]
 
 
@@ -234,7 +251,7 @@ def right(
     model: nn.Module, batches: TripletBatches, length: int, device: torch.device, size: int = 64
 ) -> np.ndarray:
     """Return 1.0 for each triplet whose label is predicted correctly and 0.0 for the others, [N].
-    Texts are cut to `length` characters; the model reads `size` triplets at once.
+    Texts are cut to `length` tokens; the model reads `size` triplets at once.
     """
     hits = []
     with torch.no_grad():

@@ -225,6 +225,7 @@ def _refuse_several_thetas(config: Mapping[str, Any], old_specs: Mapping[str, Ro
     from the theta of the rope, since the change is computed for one theta.
     """
     thetas, rope = config.get(LAYER_THETA_KEY), config.get("rope_parameters") or config
+    # the theta of the spec may be one of the list, from which the rope's own then would not differ
     theta = rope.get(THETA_KEYS[0], next(iter(old_specs.values())).theta)
     if thetas is not None and {each for each in thetas if each != 0} != {theta}:
         rule = (
