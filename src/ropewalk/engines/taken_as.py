@@ -624,6 +624,9 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
         if any(key in place for place in places_of(config) for key in FRACTIONS)
         else {**config, "partial_rotary_factor": 0.5}
     ),
+    "the whole head for a fraction above 1": lambda config: _fraction_instead(
+        config, {"partial_rotary_factor": 1.0}
+    ),
     "fraction 0.625": lambda config: _fraction_instead(config, {"partial_rotary_factor": 0.625}),
     "integers": lambda config: with_ropes(_integers(config), _integers),
     "rope_type alone": lambda config: with_ropes(config, without("type")),
