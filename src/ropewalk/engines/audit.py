@@ -532,12 +532,14 @@ def _unrotated(asked: _Question, length: int) -> Iterator[EngineFinding]:
 
 
 def _rotated_anyway(asked: _Question, engine: str, layer_type: str, length: int) -> EngineFinding:
-    """Return the finding for an engine that does not read `no_rope_layers`, by which no layer
-    rotates, and rotates layers by their index.
+    """Return the finding for an engine that does not read the keys by which no layer rotates, such
+    as `no_rope_layers`, and rotates layers by their index or their type.
     """
     text = {key: value for key, value in asked.original.items() if key != "no_rope_layers"}
+    for key, values in family_of(asked.original.get("model_type")).rotates_if.items():
+        text[key] = values[0]
     read = _Question(text, asked.limit, asked.length, asked.releases)
-    reading = read.read(engine, "full_attention", length)
+    reading = read.read(engine, next(iter(read.cases)), length)
     finding = _of_rules(engine, asked.releases[engine], reading, None, layer_type, length)
     pairs = len(finding.radians)
     return _compared(finding, Rotation((0.0,) * pairs, 1.0, (0,) * pairs), length)

@@ -147,9 +147,12 @@ def _ignore(reading: EngineReading, rule: Rule, release: Release, releases: Rele
 @_operation("set")
 def _set(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """Another value of fields of the spec; `unscaled` also drops the scaling, and `whole` the
-    fraction of the head that rotates.
+    fraction of the head that rotates; `times` has {field: the key of a number that multiplies it}.
     """
-    given = {key: _value(reading.case, value) for key, value in rule.values.items()}
+    values = {key: value for key, value in rule.values.items() if key != "times"}
+    given = {key: _value(reading.case, value) for key, value in values.items()}
+    for key, path in rule.values.get("times", {}).items():
+        given[key] *= _value(reading.case, [path, 1])
     if given.pop("unscaled", False):
         given["scaling"] = Default()
     if given.pop("whole", False):

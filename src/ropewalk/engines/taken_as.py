@@ -288,6 +288,16 @@ def _theta_instead(config: Config, theta: float) -> Config:
     return with_ropes(change(config), change)
 
 
+def _first_thetas(config: Config) -> Config:
+    """Return the config with the first theta of a list as its theta, and the second as that of
+    sliding layers, both without the others; with another theta as it is.
+    """
+    thetas: Any = config.get("rope_theta")
+    if not isinstance(thetas, list) or len(thetas) < 2:
+        return config
+    return {**config, "rope_theta": thetas[0], "local_rope_theta": thetas[1]}
+
+
 def _theta_for_null(theta: float) -> Callable[[Config], Config]:
     """Return a function that puts a theta in the place of null in a config and its ropes."""
     return lambda config: with_places(
@@ -596,6 +606,14 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     ),
     "linear by 7 where the name is null": _if(has_null_name, _scaled(7.0)),
     "rope_scaling added to the rope of full layers": _added_to_full_layers,
+    "theta 10,000 where there is no rope": lambda config: {**config, "rope_theta": 10_000.0},
+    "theta 100,000 where there is no rope": lambda config: {**config, "rope_theta": 100_000.0},
+    # rules look at the last key to tell that the config has sections
+    "one axis": lambda config: {
+        **with_ropes(config, without(*keys.SECTION_KEYS)),
+        "one_axis": True,
+    },
+    "the thetas of the first two layers": lambda config: _first_thetas(config),
     "theta 10,000": lambda config: _theta_instead(config, 10_000.0),
     "theta 100,000": lambda config: _theta_instead(config, 100_000.0),
     "no fraction": lambda config: _fraction_instead(config, {}),
