@@ -184,6 +184,11 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "mamba_d_head is a text": lambda reading: isinstance(
         reading.case.config.get("mamba_d_head"), str
     ),
+    "fraction is null": lambda reading: any(
+        key in place and place[key] is None
+        for key in ("partial_rotary_factor", "rotary_pct")
+        for place in (reading.case.config, reading.case.rope_with_nulls)
+    ),
     "no score function": lambda reading: all(
         reading.case.config.get(key) is None for key in SCORE_FUNCTIONS
     ),

@@ -445,7 +445,9 @@ def has_two_axes(config: Config) -> bool:
     different axes.
     """
     is_split = config.get("model_type") == "hunyuan_vl_text"
-    return is_split and any(rope.get(key) for rope in all_ropes(config) for key in keys.SECTION_KEYS)
+    return is_split and any(
+        rope.get(key) for rope in all_ropes(config) for key in keys.SECTION_KEYS
+    )
 
 
 def lacks_rope(config: Config) -> bool:
@@ -617,6 +619,7 @@ FAULTS: dict[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
     "text as llama_4_scaling_beta": (("llama_4_scaling_beta",), _is_text),
     "text as short_mscale or long_mscale": (MSCALES, _is_text),
     "fraction that is no number": (FRACTIONS, _is_text),
+    "fraction of 0": (FRACTIONS, lambda value: _is_number(value) and value == 0),
     "fraction below 0": (FRACTIONS, lambda value: _is_number(value) and value < 0),
     "rotary_emb_base that is no number": (("rotary_emb_base",), _is_text),
 }

@@ -508,11 +508,12 @@ def _scaled_to_fit(sections: list[int], pairs: int) -> list[int]:
 
 
 def with_placeholders(rope: Config) -> Config:
-    """Return a rope with PLACEHOLDERS for what no scaling accepts: a factor below 1, one above a
-    million in a linear rope, and a beta_slow above beta_fast.
+    """Return a rope with PLACEHOLDERS for what no scaling accepts: a factor below 1, one below 0 or
+    above a million in a linear rope, and a beta_slow above beta_fast.
     """
     taken = dict(rope)
-    if is_below_one(rope) or is_too_large(rope):
+    is_negative = name_of(rope) == "linear" and "factor" in faulty(rope, "factor below 0")
+    if is_below_one(rope) or is_too_large(rope) or is_negative:
         taken["factor"] = PLACEHOLDERS["factor"]
     if is_above(rope, "beta_slow", "beta_fast"):
         taken |= {key: PLACEHOLDERS[key] for key in ("beta_fast", "beta_slow")}
@@ -539,9 +540,10 @@ def _integers(config: Config) -> Config:
 
 def _by_layer_type(config: Config) -> Config:
     """Return the config with a rope for each layer type: that of `rope_parameters` for full layers,
-    and for sliding ones an unscaled rope with the theta rope_local_base_freq, or 10,000.
+    and for sliding ones an unscaled rope with the theta rope_local_base_freq or local_rope_theta,
+    or 10,000.
     """
-    theta = config.get("rope_local_base_freq", 10_000.0)
+    theta = config.get("rope_local_base_freq", config.get("local_rope_theta", 10_000.0))
     ropes = {
         "full_attention": dict(config["rope_parameters"]),
         "sliding_attention": {"rope_type": "default", "rope_theta": theta},
@@ -741,6 +743,7 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     **{f"possible: {fault}": _instead(fault, _possible) for fault in FAULTS},
     **{f"other: {fault}": _instead(fault, lambda key, _: OTHERS[key]) for fault in FAULTS},
     **{f"absent: {fault}": _without_faulty(fault) for fault in FAULTS},
+    "factor 1 instead of 0": _instead("factor of 0", lambda _, value: 1.0),
     "1 and 0 for truth values": _instead(
         "truth value instead of a number", lambda _, value: int(value)
     ),
