@@ -78,6 +78,11 @@ NOT_RUN = (
     "is out of bounds for dimension 3 with size 1",
     # a small model has not the number of layers by which llama.cpp tells one without this part
     "key not found in model: deepseek2.attention.q_lora_rank",
+    # tensors of small checkpoints, which transformers 5 names otherwise than published ones do
+    "Can not map tensor 'model.hc_pre.",
+    "Can not map tensor 'model.blocks.0.",
+    "block_sparse_moe.down_proj.weight'",
+    "Missing hash routing tensor",
     "this runner does not find the layers",
     "does not name its layer",  # of a node in llama.cpp's graph, by which its rotation is found
 )

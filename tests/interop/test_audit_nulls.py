@@ -152,23 +152,19 @@ def test_a_null_in_a_scaling_that_transformers_does_not_read_is_no_error():
     assert all(each.problem is None for each in olmo.of("hf"))
 
 
-@pytest.mark.parametrize("place", ["rope", "config"])
-def test_what_a_null_fraction_does_is_not_known(place):
-    config = {
-        **SIZES,
-        "model_type": "glm4",
-        "head_dim": 16,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 5e4},
-    }
-    (config if place == "config" else config["rope_parameters"])["partial_rotary_factor"] = None
-    # vLLM refuses it in the rope; beside it the default of its model is used
-    (vllm,) = audit(config).of("vllm")
+def test_a_null_fraction_is_an_error_in_the_rope_and_the_whole_head_beside_it_in_transformers():
+    """The same config was run: 64 pairs of 128 dimensions, where half of the head is usual."""
+    rope = {"rope_type": "default", "rope_theta": 5e4}
+    config = {**SIZES, "model_type": "glm4", "head_dim": 16}
+    inside = {**config, "rope_parameters": {**rope, "partial_rotary_factor": None}}
+    beside = {**config, "partial_rotary_factor": None, "rope_parameters": rope}
     refused = "refused: partial_rotary_factor must be a number or absent, not null"
-    assert vllm.problem == (refused if place == "rope" else None)
-    others = (finding for finding in audit(config).findings if finding.engine != "vllm")
-    assert {finding.problem for finding in others} == {
-        "not known: partial_rotary_factor is null; remove the key"
-    }
+    for engine in ("hf", "vllm"):
+        (finding,) = audit(inside).of(engine)
+        assert finding.problem == refused
+    assert audit(beside).of("sglang")[0].problem == refused
+    (transformers,) = audit(beside).of("hf")
+    assert (transformers.problem, len(transformers.radians)) == (None, 8)
 
 
 @pytest.mark.parametrize(("length", "runs"), [(512, True), (600, False), (2048, False)])

@@ -227,7 +227,7 @@ LLAMA = {**SIZES, "model_type": "llama", "rope_theta": 1e4}
 def test_which_engines_run_with_a_float_length_that_from_hf_refuses():
     inside = {**LLAMA, "rope_scaling": {**YARN, "original_max_position_embeddings": 2048.0}}
     assert problems(inside) == {
-        "hf": "runs", "vllm": "runs", "sglang": "runs", "mlx-lm": "runs", "llama.cpp": "not known",
+        "hf": "runs", "vllm": "runs", "sglang": "runs", "mlx-lm": "runs", "llama.cpp": "refused",
     }  # fmt: skip
     same = {**LLAMA, "rope_scaling": YARN}
     for engine in ("hf", "vllm", "sglang", "mlx-lm"):

@@ -538,13 +538,15 @@ def _unrotated(asked: _Question, length: int) -> Iterator[EngineFinding]:
 
 
 def _rotated_anyway(asked: _Question, engine: str, layer_type: str, length: int) -> EngineFinding:
-    """Return the finding for an engine that reads neither `no_rope_layers` nor its interval, by
-    which no layer rotates, and rotates layers by their index.
+    """Return the finding for an engine that does not read the keys by which no layer rotates, such
+    as `no_rope_layers` and its interval, and rotates layers by their index or their type.
 
     layer_type  the layer type of the finding; the engine may rotate another one
     """
     unread = ("no_rope_layers", "no_rope_layer_interval")
     text = {key: value for key, value in asked.original.items() if key not in unread}
+    for key, values in family_of(asked.original.get("model_type")).rotates_if.items():
+        text[key] = values[0]
     read = _Question(text, asked.limit, asked.length, asked.releases)
     # any layer type that rotates without the keys
     reading = read.read(engine, next(iter(read.cases)), length)

@@ -26,6 +26,16 @@ from ropewalk.engines.reading import EngineReading, frequencies_of
 from ropewalk.engines.rope_faults import without_a_layer_type
 from ropewalk.frequencies import Default, Linear, LongRope
 
+#: the keys under which llama.cpp's converter finds the function that scores experts
+SCORE_FUNCTIONS = (
+    "score_function",
+    "scoring_func",
+    "score_func",
+    "moe_router_activation",
+    "moe_router_activation_func",
+    "expert_selection_fn",
+    "router_score_func",
+)
 #: what a row of a rules file may name in `when`; "not NAME" is the opposite
 CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "by layer type": lambda reading: reading.case.by_layer_type,
@@ -203,6 +213,25 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "mamba_d_head is a text": lambda reading: isinstance(
         reading.case.config.get("mamba_d_head"), str
     ),
+    "fraction is null": lambda reading: any(
+        key in place and place[key] is None
+        for key in ("partial_rotary_factor", "rotary_pct")
+        for place in (reading.case.config, reading.case.rope_with_nulls)
+    ),
+    "no score function": lambda reading: all(
+        reading.case.config.get(key) is None for key in SCORE_FUNCTIONS
+    ),
+    "full layers other than the first of four": lambda reading: any(
+        (name == "full_attention") != (index % 4 == 0)
+        for index, name in enumerate(declared_types(reading.case.config))
+    ),
+    "nulls in sliding_window_pattern": lambda reading: (
+        isinstance(reading.case.config.get("sliding_window_pattern"), list)
+        and None in reading.case.config["sliding_window_pattern"]
+    ),
+    "other fractions than a half in full layers": lambda reading: (
+        _fractions(reading.case.config) != _halves(reading.case.config)
+    ),
     "mamba layers": lambda reading: "mamba" in declared_types(reading.case.config),
     "v5 rope given": lambda reading: bool(reading.case.config.get("rope_parameters")),
     "old class refuses": lambda reading: _old_class_refuses(reading.case),
@@ -269,6 +298,19 @@ def _are_for_another_fraction(reading: EngineReading) -> bool:
     return 2 * sum(sections) != int(reading.spec.head_dim * fraction)
 
 
+def _fractions(config: Mapping[str, Any]) -> list[Any]:
+    """Return `partial_rotary_factors` for every layer; 0.5 where the list ends before."""
+    count = config.get("num_hidden_layers") or 0
+    return [*(config.get("partial_rotary_factors") or ()), *[0.5] * count][:count]
+
+
+def _halves(config: Mapping[str, Any]) -> list[float]:
+    """Return 1 for every sliding layer, and 0.5 for every other."""
+    count = config.get("num_hidden_layers") or 0
+    types = [*declared_types(config), *[""] * count][:count]
+    return [1.0 if name == "sliding_attention" else 0.5 for name in types]
+
+
 def _has_window_in_some(config: Mapping[str, Any]) -> bool:
     """Return whether some layers of a Qwen model have a sliding window and others have none, with
     the defaults of its class; False if `max_window_layers`, the layers without one, is all layers.
@@ -325,7 +367,8 @@ def _by_period(case: ServedLayer) -> list[bool]:
     indices = [i for i, name in enumerate(declared_types(case.config)) if name == case.layer_type]
     if not indices:  # the layer types are those of the period
         return [case.layer_type == "full_attention"]
-    return [(index + 1) % every == 0 for index in indices]
+    step = 0 if rule is not None and rule.first else 1
+    return [(index + step) % every == 0 for index in indices]
 
 
 def _names_no_model(config: Mapping[str, Any]) -> bool:

@@ -450,6 +450,22 @@ def has_one_rope_for_all(config: Config) -> bool:
     )
 
 
+def lacks_any_rope(config: Config) -> bool:
+    """Return whether a family that is not known has neither a rope nor a theta."""
+    is_known = family_of(config.get("model_type")).known
+    return not is_known and all(config.get(key) is None for key in keys.ROPE_KEYS)
+
+
+def has_two_axes(config: Config) -> bool:
+    """Return whether a rope has sections in a family whose code gives the two members of a pair
+    different axes.
+    """
+    is_split = config.get("model_type") == "hunyuan_vl_text"
+    return is_split and any(
+        rope.get(key) for rope in all_ropes(config) for key in keys.SECTION_KEYS
+    )
+
+
 def lacks_rope(config: Config) -> bool:
     """Return whether a family whose default rope is scaled has no rope, or an empty one."""
     return family_of(config.get("model_type")).rope_required and not any(all_ropes(config))
@@ -619,6 +635,7 @@ FAULTS: dict[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
     "text as llama_4_scaling_beta": (("llama_4_scaling_beta",), _is_text),
     "text as short_mscale or long_mscale": (MSCALES, _is_text),
     "fraction that is no number": (FRACTIONS, _is_text),
+    "fraction of 0": (FRACTIONS, lambda value: _is_number(value) and value == 0),
     "fraction below 0": (FRACTIONS, lambda value: _is_number(value) and value < 0),
     "rotary_emb_base that is no number": (("rotary_emb_base",), _is_text),
 }

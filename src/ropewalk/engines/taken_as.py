@@ -304,6 +304,16 @@ def _theta_instead(config: Config, theta: float) -> Config:
     return with_ropes(change(config), change)
 
 
+def _first_thetas(config: Config) -> Config:
+    """Return the config with the first theta of a list as its theta, and the second as that of
+    sliding layers, both without the others; with another theta as it is.
+    """
+    thetas: Any = config.get("rope_theta")
+    if not isinstance(thetas, list) or len(thetas) < 2:
+        return config
+    return {**config, "rope_theta": thetas[0], "local_rope_theta": thetas[1]}
+
+
 def _theta_for_null(theta: float) -> Callable[[Config], Config]:
     """Return a function that puts a theta in the place of null in a config and its ropes."""
     return lambda config: with_places(
@@ -514,11 +524,12 @@ def _scaled_to_fit(sections: list[int], pairs: int) -> list[int]:
 
 
 def with_placeholders(rope: Config) -> Config:
-    """Return a rope with PLACEHOLDERS for what no scaling accepts: a factor below 1, one above a
-    million in a linear rope, and a beta_slow above beta_fast.
+    """Return a rope with PLACEHOLDERS for what no scaling accepts: a factor below 1, one below 0 or
+    above a million in a linear rope, and a beta_slow above beta_fast.
     """
     taken = dict(rope)
-    if is_below_one(rope) or is_too_large(rope):
+    is_negative = name_of(rope) == "linear" and "factor" in faulty(rope, "factor below 0")
+    if is_below_one(rope) or is_too_large(rope) or is_negative:
         taken["factor"] = PLACEHOLDERS["factor"]
     if is_above(rope, "beta_slow", "beta_fast"):
         taken |= {key: PLACEHOLDERS[key] for key in ("beta_fast", "beta_slow")}
@@ -545,9 +556,10 @@ def _integers(config: Config) -> Config:
 
 def _by_layer_type(config: Config) -> Config:
     """Return the config with a rope for each layer type: that of `rope_parameters` for full layers,
-    and for sliding ones an unscaled rope with the theta rope_local_base_freq, or 10,000.
+    and for sliding ones an unscaled rope with the theta rope_local_base_freq or local_rope_theta,
+    or 10,000.
     """
-    theta = config.get("rope_local_base_freq", 10_000.0)
+    theta = config.get("rope_local_base_freq", config.get("local_rope_theta", 10_000.0))
     ropes = {
         "full_attention": dict(config["rope_parameters"]),
         "sliding_attention": {"rope_type": "default", "rope_theta": theta},
@@ -616,6 +628,14 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
         **_theta_instead(config, 10_000.0),
         "thetas": config.get("rope_theta"),
     },
+    "theta 10,000 where there is no rope": lambda config: {**config, "rope_theta": 10_000.0},
+    "theta 100,000 where there is no rope": lambda config: {**config, "rope_theta": 100_000.0},
+    # rules look at the last key to tell that the config has sections
+    "one axis": lambda config: {
+        **with_ropes(config, without(*keys.SECTION_KEYS)),
+        "one_axis": True,
+    },
+    "the thetas of the first two layers": lambda config: _first_thetas(config),
     "theta 10,000": lambda config: _theta_instead(config, 10_000.0),
     "theta 100,000": lambda config: _theta_instead(config, 100_000.0),
     "no fraction": lambda config: _fraction_instead(config, {}),
@@ -752,6 +772,7 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     **{f"possible: {fault}": _instead(fault, _possible) for fault in FAULTS},
     **{f"other: {fault}": _instead(fault, lambda key, _: OTHERS[key]) for fault in FAULTS},
     **{f"absent: {fault}": _without_faulty(fault) for fault in FAULTS},
+    "factor 1 instead of 0": _instead("factor of 0", lambda _, value: 1.0),
     "1 and 0 for truth values": _instead(
         "truth value instead of a number", lambda _, value: int(value)
     ),

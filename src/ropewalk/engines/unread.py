@@ -52,6 +52,7 @@ from ropewalk.engines.rope_faults import (
     has_one_rope_for_all,
     has_other_number_of_axes,
     has_scaling_beside_layers,
+    has_two_axes,
     has_two_ropes,
     has_two_widths,
     has_type_beside_layers,
@@ -69,6 +70,7 @@ from ropewalk.engines.rope_faults import (
     is_numeric_text,
     is_text_model,
     is_too_large,
+    lacks_any_rope,
     lacks_factors,
     lacks_fitting_sections,
     lacks_needed,
@@ -106,6 +108,8 @@ REASONS: dict[str, Callable[[Config], bool]] = {
     "needed ropes under names of no layer type alone": has_needed_ropes_misnamed,
     NO_LAYER_TYPE: lambda config: bool(without_a_layer_type(config)),
     "number as the rope of a layer type": has_number_as_rope,
+    "missing rope in an unknown family": lacks_any_rope,
+    "pair with two axes": has_two_axes,
     "empty rope that is no object": lambda config: any(
         not config[key] for key in no_objects(config)
     ),
@@ -281,6 +285,8 @@ USUAL = {
     "needed ropes under names of no layer type alone": "an unscaled rope for every layer type",
     NO_LAYER_TYPE: "ropes of layer types alone",
     "number as the rope of a layer type": "no rope_parameters",
+    "missing rope in an unknown family": "theta 10,000 where there is no rope",
+    "pair with two axes": "one axis",
     "empty rope that is no object": "no rope that is no object",
     "rope that is no object": "no rope that is no object",
     "theta that is null": "no theta that is null",
@@ -352,6 +358,7 @@ USUAL = {
 #: {reason: a second name in TAKEN_AS, which puts another value in the place of the faulty one}; an
 #: engine that computes the same from both configs does not read the value
 OTHER = {
+    "missing rope in an unknown family": "theta 100,000 where there is no rope",
     "width below 0": "a width of 128 instead of one below 0",
     "theta that is null": "theta 123,456 where it is null",
     "null as type": "linear by 7 where the name is null",

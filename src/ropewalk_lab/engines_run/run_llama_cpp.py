@@ -231,7 +231,7 @@ def _decode(file: Path, row: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("a ROPE node of llama.cpp does not name its layer")
     ropes = [
         _rope(rotations.layers[index]) if index in rotations.layers else None
-        for index in range(text["num_hidden_layers"])
+        for index in range(text.get("num_hidden_layers") or text["n_layers"])
     ]
     return probe.distinct(ropes, max_model_len_used=context_length)
 
