@@ -89,7 +89,8 @@ def test_the_lead_over_transformers_is_that_of_ropewalk():
 
 
 @pytest.mark.parametrize(
-    ("us", "shown"), [(123.4, "0.123 ms"), (99_940.0, "99.9 ms"), (123_456.0, "123 ms")]
+    ("us", "shown"),
+    [(123.4, "0.123 ms"), (99_940.0, "99.9 ms"), (123_456.0, "123 ms"), (1_234_567.0, "1,235 ms")],
 )
 def test_a_time_has_three_digits(us, shown):
     assert tables._time_and_memory({"us": us, "peak_bytes": 0}) == f"{shown}, 0 MB"
@@ -174,6 +175,13 @@ def test_all_pages_are_written_and_then_the_charts_of_their_rows(
         assert reduced == ["gpu.png", "cpu.png", "projection.png"]
 
 
+def test_a_time_over_a_copy_is_a_mean_of_ratios(pages):
+    """1.1 and 1.75; the ratio of the sums would be 1.39."""
+    runs = [{"us": 11.0, "copy_us": 10.0}, {"us": 14.0, "copy_us": 8.0}]
+    assert pages._over_copy(runs) in ("1.42", "1.43")
+    assert pages._over_copy([]) == "-"
+
+
 @pytest.mark.parametrize("claims", [6, 7])
 def test_more_than_six_claims_of_a_study_are_folded(pages, monkeypatch, claims):
     found = SimpleNamespace(
@@ -245,7 +253,7 @@ def test_a_stack_that_failed_has_no_counts_and_groups_say_the_gravest_outcome(pa
     ]
     monkeypatch.setattr(pages, "json", SimpleNamespace(loads=lambda _: stacks))
     engines = [
-        {"engine": "one", "version": "1", "date": "then"},
+        {"engine": "ONE", "version": "1", "date": "then"},
         {"engine": "three", "version": "3", "date": "then"},
         {"engine": "three", "version": "3", "date": "then"},
     ]
