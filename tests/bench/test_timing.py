@@ -1,6 +1,8 @@
 """How contenders are timed, by clocks of their own, and on which tensors."""
 
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -354,3 +356,14 @@ def test_bars_of_a_cpu_are_centred_on_their_case_and_views_are_named(drawn, tmp_
     assert _centre(axis) == (pytest.approx(0.5), [1])
     plain, view = (text.get_text().splitlines()[-1] for text in axis.get_xticklabels())
     assert (plain, view) == ("float32", "float32, view")
+
+
+def test_the_page_of_gpu_kernels_states_the_sizes_of_the_shapes():
+    page = (Path(__file__).parents[2] / "docs" / "benchmarks-gpu.md").read_text(encoding="utf-8")
+    stated = re.findall(r"\b([A-F]) (\d+)\W(\d+) (\d+)/(\d+)\W(\d+)", page)
+    assert [name for name, *_ in stated] == list("ABCDEF")
+    for name, *sizes in stated:
+        assert cases.SHAPES[name] == (*map(int, sizes), torch.bfloat16)
+    # G is a long A, and H an A in float32
+    assert cases.SHAPES["G"] == (1, 128 * 1024, *cases.SHAPES["A"][2:])
+    assert cases.SHAPES["H"] == (*cases.SHAPES["A"][:-1], torch.float32)
