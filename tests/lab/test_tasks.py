@@ -228,3 +228,39 @@ def test_samples_of_a_task_are_drawn_apart_from_the_text_of_the_same_seed():
     letters = below(fold(5, 77), INDEX, stream=1, count=20, high=26)
     for (text, _), drawn in zip(rows("copy", 42), letters, strict=True):
         assert text[:20] == "".join("abcdefghijklmnopqrstuvwxyz"[i] for i in drawn)
+
+
+@pytest.mark.parametrize(("depth", "place"), [(0.0, 0), (1.0, 8)])
+def test_the_first_letter_of_an_induction_lies_from_the_start_to_just_before_the_last(depth, place):
+    """Of 12 tokens the last two are A B; the first A B may be the two before them."""
+    rows, _ = TASKS["induction"](0, np.arange(20), 12, depth=depth)
+    for row in rows:
+        assert (row == row[-2]).nonzero()[0].tolist() == [place, 10]
+        assert row[place + 1] == row[-1]
+
+
+def test_numbers_of_a_sum_have_as_many_digits_as_fit():
+    """In 12 tokens: 3 + 3 + 4 digits and two signs."""
+    assert bytes(TASKS["addition"](0, np.arange(1), 12, digits=3).tokens[0]).count(b"\0") == 0
+    with pytest.raises(RopeError, match="digits"):
+        TASKS["addition"](0, np.arange(1), 12, digits=4)
+
+
+def test_a_planted_name_is_at_most_so_far_away_that_both_fit():
+    """Of 64 tokens a name has 18: one is at the start, its copy at the end."""
+    (row,), _ = TASKS["planted"](0, np.arange(1), 64, distance=46)
+    assert bytes(row[:18]) == bytes(row[46:])
+    with pytest.raises(RopeError, match="distance"):
+        TASKS["planted"](0, np.arange(1), 64, distance=47)
+
+
+def test_letters_digits_and_slots_of_a_recall_say_nothing_about_each_other():
+    rows, _ = TASKS["recall"](0, np.arange(4000), 55, pairs=2)
+    asked = rows[:, -2]
+    # the digits of those pairs whose letter is an a, about 4000 / 26 samples
+    digits = rows[asked == ord("a"), -1]
+    assert len(digits) > 80
+    assert 3 < (digits - ord("0")).mean() < 6
+    # 26 slots: that of the other pair is the asked letter's number by chance only
+    letters = (rows[:, :-3:2] >= ord("a")) & (rows[:, :-3:2] != asked[:, None])
+    assert (letters.argmax(1) == asked - ord("a")).mean() < 0.2

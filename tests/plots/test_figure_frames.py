@@ -569,10 +569,10 @@ class Pencil:
         self.width, self.height, self.look, self.calls = width, height, look, []
 
     def text(self, x, y, words, colour, anchor="mm", size=13):
-        self.calls.append(("text", words, colour))
+        self.calls += [("text", words, colour), ("text at", x, y)]
 
     def ring(self, x, y, start, degrees, colour, width=7):
-        self.calls.append(("ring", start, degrees, colour))
+        self.calls += [("ring", start, degrees, colour), ("ring at", x, y)]
 
     def line(self, x, y, to_x, to_y, colour, width=3):
         self.calls.append(("line", x, y, to_x, to_y, colour))
@@ -621,6 +621,11 @@ def test_a_hand_turns_with_what_was_read_and_new_angles_are_coloured(progress, o
     assert (to_x - x, y - to_y) == pytest.approx((26 * math.cos(angle), 26 * math.sin(angle)))
     assert colour == (SIX[1] if outside else SIX[0])
     assert [words for words, _ in pencil.of("text")] == ["pair 3", "a turn in 128"]
+    # rings around the hand; words below them, one line under the other
+    assert set(pencil.of("ring at")) == {(50, 40)}
+    (first_x, first_y), (second_x, second_y) = pencil.of("text at")
+    assert first_x == second_x == 50
+    assert 40 + 36 < first_y < second_y
 
 
 def test_a_fast_hand_makes_twelve_turns():
