@@ -69,6 +69,7 @@ NOT_RUN = (
     "VisionConfig' object has no attribute",  # keys of an image or sound tower
     "VisionEncoderConfig' object has no attribute",
     "AudioEncoderLayer' object has no attribute",
+    "VisionEncoderLayer' object has no attribute",
     "VoxtralEncoderConfig' object has no attribute",
     "Can't load feature extractor",
     "'NoneType' object has no attribute 'vocab'",  # of a tokenizer, which is not written

@@ -21,6 +21,8 @@ TEXT_PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
 #: models with several parts whose published configs have the keys of the text model beside those of
 #: the others, and no text_config; transformers' class makes one of them
 FLAT_TYPES = ("hunyuan_vl", "paddleocr_vl")
+#: names that a published text_config has, and those of transformers' classes for it
+TEXT_TYPES = {"exaone4_5_text": "exaone4"}
 
 
 def load(config: Any) -> Mapping[str, Any]:
@@ -64,6 +66,8 @@ def text_part(config: Mapping[str, Any], depth: int = 0) -> Mapping[str, Any]:
         if part.get("model_type") is None and config.get("model_type") is not None:
             # the text models of transformers are named so, such as qwen2_vl_text
             part = {**part, "model_type": f"{config['model_type']}_text"}
+        if part.get("model_type") in TEXT_TYPES:
+            part = {**part, "model_type": TEXT_TYPES[part["model_type"]]}
         return text_part(part, depth + 1)
     if config.get("model_type") in FLAT_TYPES:
         return {**config, "model_type": f"{config['model_type']}_text"}

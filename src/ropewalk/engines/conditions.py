@@ -138,6 +138,9 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "sections that are floats": lambda reading: any(
         isinstance(count, float) for count in reading.case.value("rope.mrope_section") or ()
     ),
+    "sliding_window_pattern is null": lambda reading: (
+        reading.case.config.get("sliding_window_pattern", 0) is None
+    ),
     "rope_local_base_freq is null": lambda reading: (
         reading.case.config.get("rope_local_base_freq", 0) is None
     ),

@@ -769,6 +769,7 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
         **config,
         TRAINED: config.get("max_position_embeddings"),
     },
+    "trained for 4,096 tokens": lambda config: {**config, TRAINED: 4096},
     **{f"possible: {fault}": _instead(fault, _possible) for fault in FAULTS},
     **{f"other: {fault}": _instead(fault, lambda key, _: OTHERS[key]) for fault in FAULTS},
     **{f"absent: {fault}": _without_faulty(fault) for fault in FAULTS},
