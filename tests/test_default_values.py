@@ -12,7 +12,7 @@ import torch
 
 import ropewalk as rw
 from command_line import all_functions
-from ropewalk import axes, frequencies, layout, positions, rotation
+from ropewalk import axes, frequencies, layout, positions, rotation, temperatures
 from ropewalk.analysis import Facts, exactness
 from ropewalk.attention import linear, linear_decay
 from ropewalk.kernels.rotation import definition
@@ -32,6 +32,7 @@ from ropewalk_lab import (
     samples,
     schedule,
     scores,
+    settings,
     sources,
     tasks,
     text_tasks,
@@ -419,6 +420,10 @@ def test_limits_of_the_lab_are_these():
     assert (samples.MOST_LINES, samples.MOST_CHARACTERS) == (100_000, 20_000_000)
     assert samples.SPLITS == {"train": 0.7, "valid": 0.15, "test": 0.15}
     assert (text_tasks.KEY_DIGITS, text_tasks.COPIED, text_tasks.CUE) == (5, 16, 3)
+    lab = settings.Settings
+    assert (lab.learning_rate, lab.betas, lab.eps, lab.clip) == (3e-3, (0.9, 0.95), 1e-8, 1.0)
+    assert (lab.schedule, lab.warmup, lab.final, lab.weight_decay) == ("cosine", 40, 0.1, 0.1)
+    assert (temperatures.FloorLog().length, temperatures.Power().length) == (8192, 2048)
     assert finetuning.TRAIN == {
         "schedule": "linear",
         "final": 0.0,

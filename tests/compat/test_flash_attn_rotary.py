@@ -212,6 +212,18 @@ def test_xpos_multiplies_queries_by_its_factor_and_divides_keys_by_it(given, cal
         near(mine, exact)
 
 
+def test_xpos_divides_keys_of_another_number_than_the_queries_by_its_factor():
+    """Cross attention rotates them in two calls."""
+    rotary = flash_attn.RotaryEmbedding(DIM, scale_base=64.0, xpos_center=11)
+    q, kv = torch.randn(B, 2, H, D), torch.randn(B, S, 2, H, D)
+    factors = [growth(torch.arange(count), 11, 64.0) for count in (2, S)]
+    queries = rotated(q.clone(), phases(torch.arange(2)) * factors[0], False)
+    keys = rotated(kv[:, :, 0].clone(), phases(torch.arange(S)) / factors[1], False)
+    rotary(q, kv)
+    near(q, queries)
+    near(kv[:, :, 0], keys)
+
+
 @pytest.mark.parametrize("key", [False, True])
 def test_the_modules_tables_serve_the_functions(key):
     rotary = flash_attn.RotaryEmbedding(DIM, scale_base=64.0)

@@ -172,14 +172,17 @@ def test_linear_attention_generates_what_the_whole_pass_would():
 
 
 @pytest.mark.parametrize("attention", ["softmax", "linear"])
-def test_gradients_with_checkpointing_equal_those_without(attention):
+@pytest.mark.parametrize("packed", [False, True])
+def test_gradients_with_checkpointing_equal_those_without(attention, packed):
     model, tokens = make(attention=attention, head="masked_lm").train(), words((2, 7))[0]
+    rows = {"padding": torch.arange(7).expand(2, 7) < torch.tensor([[7], [5]])}
+    if packed:
+        rows = {"documents": torch.tensor([[0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1, 1]])}
     gradients = []
     for checkpointing in (False, True):
         model.gradient_checkpointing = checkpointing
-        gradients.append(
-            torch.autograd.grad(model(tokens).square().sum(), list(model.parameters()))
-        )
+        out = model(tokens, **rows)
+        gradients.append(torch.autograd.grad(out.square().sum(), list(model.parameters())))
     for plain, recomputed in zip(*gradients, strict=True):
         torch.testing.assert_close(recomputed, plain, atol=1e-9, rtol=1e-9)
 

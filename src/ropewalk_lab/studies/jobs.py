@@ -31,6 +31,8 @@ from ropewalk_lab.studies.rows import Row, digest, read_rows, write_rows
 POLL = 1.0
 #: seconds between two lines of progress where there is no terminal
 LINES = 15.0
+#: a training runs if it wrote to its log in the last seconds of this number
+RECENT = 15.0
 
 
 @dataclass(frozen=True)
@@ -236,8 +238,8 @@ class _Status:
         self.bar.show(self.done, text, now=True)
 
     def show_trainings(self, models: Path) -> None:
-        """Show the step and loss of trainings that wrote to their logs in the last LINES s, if it
-        is time for a new line: where there is no terminal, every LINES s.
+        """Show the step and loss of trainings that wrote to their logs in the last RECENT s, if
+        it is time for a new line: where there is no terminal, every LINES s.
 
         models  the folder of trained models, with a folder for each
         """
@@ -246,7 +248,7 @@ class _Status:
         recent = [
             path
             for path in sorted(models.glob(f"*/{LOG}"))
-            if time.time() - path.stat().st_mtime < LINES
+            if time.time() - path.stat().st_mtime < RECENT
         ]
         # the folder of a model is its name and a hash
         last_rows = [
