@@ -546,6 +546,16 @@ ERNIE = {
 }
 
 
+def test_engines_are_not_compared_with_a_guess_at_the_rope_of_an_unknown_family():
+    """vLLM has code for ChatGLM: 10,000 times rope_ratio. transformers and this package have none."""
+    config = {"model_type": "chatglm", "kv_channels": 128, "rope_ratio": 500, "seq_length": 4096}
+    result = audit(config, length=4096)
+    (vllm,) = result.of("vllm")
+    assert (vllm.problem, vllm.difference) == (None, None)
+    assert vllm.radians[1] == pytest.approx(5e6 ** (-2 / 64))
+    assert result.of("hf")[0].problem is not None
+
+
 @pytest.mark.parametrize(
     ("config", "unknown"),
     [

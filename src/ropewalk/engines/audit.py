@@ -638,6 +638,9 @@ def _findings(
     if all(_rotation(finding) is None for finding in found):  # there is nothing to compare
         return found
     reference = next(finding for finding in found if finding.engine == REFERENCE)
+    # what the config of an unknown family describes is a guess
+    if _rotation(reference) is None and not asked.explanation.known:
+        return found
     # where transformers computes no rope, engines are compared with what the config describes
     described = EngineReading(replace(asked.cases[layer_type], length=length))
     ours = _rotation(reference) or Rotation(*described.frequencies(), spec.axis_of_pair)  # type: ignore[arg-type]
