@@ -6,12 +6,13 @@ Words of this module:
   case      one layer type of a config and how it is served, a `ServedLayer`; `case.config` has the
             keys of the text model. In a multimodal config the keys of the whole config are added to
             them under names that end with "_outside"
-  absent    `get(key, 0) is None`: the key is there and null; one that is absent gives 0
+  null      `get(key, 0) is None`: the key is there and null; one that is absent gives 0
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ropewalk.config.families import family_of
@@ -24,7 +25,7 @@ from ropewalk.engines.case import (
 )
 from ropewalk.engines.reading import EngineReading, frequencies_of
 from ropewalk.engines.rope_faults import without_a_layer_type
-from ropewalk.frequencies import Default, Linear, LongRope
+from ropewalk.frequencies import Default, Linear
 
 #: the keys under which llama.cpp's converter finds the function that scores experts
 SCORE_FUNCTIONS = (
@@ -36,8 +37,27 @@ SCORE_FUNCTIONS = (
     "expert_selection_fn",
     "router_score_func",
 )
+#: keys of the config of which rows ask whether they are written as null
+NULL_KEYS = (
+    "global_head_dim",
+    "partial_rotary_factor",
+    "rope_local_base_freq",
+    "rope_scaling",
+    "rotary_dim",
+    "sliding_window",
+    "sliding_window_pattern",
+    "swa_rope_theta",
+)
+
+
+def _is_null(key: str, reading: EngineReading) -> bool:
+    """Return whether the config has the key, and null under it."""
+    return reading.case.config.get(key, 0) is None
+
+
 #: what a row of a rules file may name in `when`; "not NAME" is the opposite
 CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
+    **{f"{key} is null": partial(_is_null, key) for key in NULL_KEYS},
     "by layer type": lambda reading: reading.case.by_layer_type,
     "latent": lambda reading: reading.case.latent,
     "axes": lambda reading: reading.case.mrope and reading.spec.axes is not None,
@@ -63,11 +83,6 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     ),
     # heads are not hidden_size / num_attention_heads wide
     "other head size": lambda reading: reading.case.spec.head_dim != reading.case.derived_head_dim,
-    # LongRoPE has factors for another number of pairs than those that rotate
-    "factors do not fit": lambda reading: (
-        isinstance(reading.case.spec.scaling, LongRope)
-        and len(reading.case.spec.scaling.long_factor) != reading.spec.pairs
-    ),
     # full layers have heads of another size than the others
     "head sizes by layer type": lambda reading: (
         reading.case.value("config.global_head_dim")
@@ -107,7 +122,6 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         "rope_theta" not in ((reading.case.config.get("rope_parameters") or {}).get(name) or {})
         for name in {*declared_types(reading.case.config)} or {"hybrid"}
     ),
-    "swa_rope_theta is null": lambda reading: reading.case.config.get("swa_rope_theta", 0) is None,
     "a layer type lacks its rope": lambda reading: _lacks_a_rope(reading.case),
     # a rope beside the text model has a scaling that is computed with a served length
     "scaled by a length outside": lambda reading: (
@@ -117,7 +131,6 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         name not in ("full_attention", "sliding_attention") or not rope
         for name, rope in (reading.case.config.get("rope_parameters") or {}).items()
     ),
-    "rope_scaling is null": lambda reading: reading.case.config.get("rope_scaling", 0) is None,
     "three sections": lambda reading: (
         len(reading.case.value("rope.mrope_section") or (0, 0, 0)) == 3
     ),
@@ -132,17 +145,8 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         {"architectures", OUTER_TYPE} & reading.case.config.keys()
         and any(reading.case.config.get(key) for key in (*LAYER_COUNT_KEYS, "num_layers"))
     ),
-    "global_head_dim is null": lambda reading: (
-        reading.case.config.get("global_head_dim", 0) is None
-    ),
     "sections that are floats": lambda reading: any(
         isinstance(count, float) for count in reading.case.value("rope.mrope_section") or ()
-    ),
-    "sliding_window_pattern is null": lambda reading: (
-        reading.case.config.get("sliding_window_pattern", 0) is None
-    ),
-    "rope_local_base_freq is null": lambda reading: (
-        reading.case.config.get("rope_local_base_freq", 0) is None
     ),
     # here and below, a list that is absent counts as a very long one: it is not too short
     "fewer entries of no_rope_layers than layers": lambda reading: (
@@ -179,9 +183,6 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "rope_ratio that is no number": lambda reading: (
         not isinstance(reading.case.config.get("rope_ratio", 1.0), int | float)
     ),
-    "partial_rotary_factor is null": lambda reading: (
-        reading.case.config.get("partial_rotary_factor", 0) is None
-    ),
     "two interleaved sections": lambda reading: (
         len(_sections(reading)) == 2 and bool(reading.case.value("rope.mrope_interleaved"))
     ),
@@ -194,7 +195,6 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         without_a_layer_type(reading.case.config)
     ),
     "odd rotary_dim": lambda reading: (reading.case.config.get("rotary_dim") or 0) % 2 == 1,
-    "rotary_dim is null": lambda reading: reading.case.config.get("rotary_dim", 0) is None,
     "head_dim is not the rotated width": lambda reading: (
         reading.case.value("config.head_dim") not in (None, reading.case.head_dim)
     ),
@@ -263,7 +263,6 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "sliding_window_pattern that is no number": lambda reading: (
         not isinstance(reading.case.config.get("sliding_window_pattern", 1), int | float)
     ),
-    "sliding_window is null": lambda reading: reading.case.config.get("sliding_window", 0) is None,
     "twice the key heads are too many": lambda reading: (
         2 * (reading.case.config.get("num_key_value_heads") or 0)
         > (reading.case.config.get("num_attention_heads") or 10**6)

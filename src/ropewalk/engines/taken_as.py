@@ -635,7 +635,7 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
         **with_ropes(config, without(*keys.SECTION_KEYS)),
         "one_axis": True,
     },
-    "the thetas of the first two layers": lambda config: _first_thetas(config),
+    "the thetas of the first two layers": _first_thetas,
     "theta 10,000": lambda config: _theta_instead(config, 10_000.0),
     "theta 100,000": lambda config: _theta_instead(config, 100_000.0),
     "no fraction": lambda config: _fraction_instead(config, {}),
@@ -670,7 +670,7 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "complete": _complete,
     "linear by 7": lambda config: with_ropes(config, _scaled(7.0)),
     "linear where the name is unknown": _if(has_unknown_name, _scaled(2.0)),
-    "linear with another theta where it is ntk": lambda config: _linear_of_ntk(config),
+    "linear with another theta where it is ntk": _linear_of_ntk,
     "unscaled where the name is unknown": _if(
         has_unknown_name, lambda rope: _unscaled(_without_name(rope))
     ),
@@ -782,10 +782,6 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     ),
     "all pairs divided by the factor": _if(
         lambda rope: faulty(rope, "low_freq_factor below 0"), _linear
-    ),
-    "a band without width": _if(
-        lambda rope: faulty(rope, "low_freq_factor below 0"),
-        lambda rope: {**rope, "low_freq_factor": rope.get("high_freq_factor")},
     ),
     "unscaled where the name is no text": _if(
         has_no_text_as_name, lambda rope: _unscaled(_without_name(rope))
