@@ -35,6 +35,7 @@ from ropewalk.engines.operations import length_problem
 from ropewalk.engines.reading import EngineReading, EngineRule
 from ropewalk.engines.recorded import Record, digest
 from ropewalk.engines.recorded import load as load_records
+from ropewalk.engines.registries import registry_of
 from ropewalk.engines.rope_faults import ROPES, all_ropes, name_of
 from ropewalk.engines.rules import PackageReleases, Release
 from ropewalk.engines.unread import READ_ANYWAY, REASONS, put_back, readable, reasons, usual
@@ -386,6 +387,24 @@ class _Question:
         return found
 
     def read(self, engine: str, layer_type: str, length: int) -> EngineReading:
+        """Return what the rules of an engine say about a layer type at a length, if they are about the
+        class that the config names.
+        """
+        reading, config = self._read(engine, layer_type, length), self.original
+        release = self.releases[engine]
+        registry = registry_of(engine, release.version)
+        if registry is None or (reading.problem or "").startswith("refused"):
+            return reading
+        problem = registry.problem(
+            config.get(OUTER_ARCHITECTURES) or config.get("architectures"),
+            config.get(OUTER_TYPE) or config.get("model_type"),
+            own_code=bool(config.get("auto_map")),
+        )
+        # an error is more than a rope that is not known
+        keep = problem is None or (reading.problem is not None and problem.startswith("not known"))
+        return reading if keep else reading.fail(str(problem))
+
+    def _read(self, engine: str, layer_type: str, length: int) -> EngineReading:
         """Return what the rules of an engine say about a layer type at a length."""
         release = self.releases[engine]
         if (part := self.original.get(UNREAD_PART)) is not None:

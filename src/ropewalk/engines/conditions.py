@@ -102,6 +102,8 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "rope object read": lambda reading: bool(reading.keys),
     # a multimodal config has a scaled rope beside its text model
     "scaled outside": lambda reading: _scaled_outside(reading.case),
+    # the engine runs the class of transformers that the config names
+    "in transformers": lambda reading: reading.in_transformers,
     "in a multimodal config": lambda reading: "model_type_outside" in reading.case.config,
     # the layer types of the config are not as many as its layers
     "other number of layer types": lambda reading: _other_number_of_layer_types(reading.case),

@@ -71,6 +71,8 @@ class EngineReading:
         #: the rope object that mlx-lm's model class reads, set by the operation "model arguments"
         #: (operations.py); None: none
         self.keys: Mapping[str, Any] | None = None
+        #: whether the engine runs the class of transformers, see registries.py
+        self.in_transformers = False
         #: no further rule applies
         self.done = False
 

@@ -31,6 +31,7 @@ from ropewalk.caches import cached
 from ropewalk.engines.case import OUTER_ARCHITECTURES, OUTER_TYPE, ServedLayer
 from ropewalk.engines.conditions import CONDITIONS
 from ropewalk.engines.reading import EngineReading, EngineRule
+from ropewalk.engines.registries import registry_of
 from ropewalk.engines.rope_faults import (
     ROPES,
     all_ropes,
@@ -401,7 +402,15 @@ class Release:
         was read for it. `without` is a part whose rows are left out.
         """
         reading = EngineReading(case, self.read)
-        if case.model_type not in self.families:
+        registry = registry_of(self.engine, self.version)
+        if registry is not None:
+            reading.in_transformers = registry.in_transformers(
+                case.config.get(OUTER_ARCHITECTURES) or case.config.get("architectures"),
+                case.config.get(OUTER_TYPE),
+            )
+        # whose rules are those of transformers
+        known = self.families | (releases["hf"].families if reading.in_transformers else set())
+        if case.model_type not in known:
             text = self.not_known.format(title=self.title, model_type=case.model_type)
             return reading.fail(f"not known: {text}")
         if case.spec.scaling.name not in SCALINGS_READ:

