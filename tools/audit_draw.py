@@ -135,6 +135,8 @@ def kind_of(finding: EngineFinding, rope: Rope) -> str:
     if finding.problem is not None:
         return "wrong"
     # a run shows the angle of one step, within a turn
+    if isinstance(rope, Mapping) and not rope["magnitude"]:  # cos and sin are 0
+        return "wrong" if finding.magnitude else "right"
     radians = [math.remainder(each, 2 * math.pi) for each in finding.radians]
     ours = LayerRope.of(radians, finding.magnitude or 0.0, finding.axis_of_pair, None)
     theirs = None if rope is None else LayerRope.read(rope)

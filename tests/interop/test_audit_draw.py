@@ -195,6 +195,8 @@ def _is_run(finding, run, layer):
     if index is None:
         return not any(finding.radians)
     rope = run["ropes"][index]
+    if not rope["magnitude"]:  # cos and sin are 0
+        return finding.magnitude == 0
     # pairs at the end that stand still may be left out
     radians = [*finding.radians, *[0.0] * (rope["pairs"] - len(finding.radians))]
     kept = sorted({0, 1, rope["pairs"] // 2, rope["pairs"] - 1})

@@ -55,6 +55,8 @@ RUN, RECORDED, RULE, NOT_KNOWN = "run", "recorded", "rule", "not known"
 NULL_NOT_READ = ("rope_type", "type", "partial_rotary_factor", "rotary_pct")
 #: the key that names the class of a model of diffusers
 DIFFUSERS_KEY = "_class_name"
+#: the problem of an engine that builds a rope of infinities
+NO_NUMBERS = "refused: no angle is a number"
 #: relative difference between the float32 numbers of a run and exact ones that is rounding
 SAME_IN_RUNS = 2e-5
 
@@ -341,7 +343,8 @@ class _Question:
             self.specs, self.explanation = read_specs(text, "exact")
             self.text = text
             # `from_hf` takes any name for a layer type, and adds the keys of both ropes
-            self.why = [reason for reason in READ_ANYWAY if REASONS[reason](text)]
+            if any(REASONS[reason](text) for reason in READ_ANYWAY):
+                self.why = reasons(text)
             if self.why:
                 self.text = usual(text)
                 self.specs, self.explanation = read_specs(self.text, "exact")
@@ -576,9 +579,13 @@ def _rotated_anyway(asked: _Question, engine: str, layer_type: str, length: int)
 
 def _refused_as_a_whole(findings: list[EngineFinding]) -> tuple[EngineFinding, ...]:
     """Return the findings; an engine that refuses one layer type builds no model, so all its
-    findings get that problem.
+    findings get that problem. One that computes no numbers for it does build one.
     """
-    refused = [finding for finding in findings if (finding.problem or "").startswith("refused")]
+    refused = [
+        finding
+        for finding in findings
+        if (finding.problem or "").startswith("refused") and finding.problem != NO_NUMBERS
+    ]
     # reversed, so that the first problem of each engine is the one that stays
     problems = {finding.engine: finding.problem for finding in reversed(refused)}
     empty: dict[str, Any] = {"radians": (), "magnitude": None, "axis_of_pair": ()}

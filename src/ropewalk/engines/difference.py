@@ -78,7 +78,9 @@ def compare(
     axis_differs = [a != b and not f for (a, b), f in zip(axes, frequency_differs, strict=True)]
     different = [i for i in range(pairs) if frequency_differs[i] or axis_differs[i]]
     # the magnitude is on q and on k, so a score has its square
-    temperature = (engine.magnitude / reference.magnitude) ** 2
+    # logits that are all 0 have no ratio
+    both = engine.magnitude * reference.magnitude
+    temperature = (engine.magnitude / reference.magnitude) ** 2 if both else 1.0
     same_magnitude = abs(temperature - 1) <= 2 * same
     if not different and same_magnitude:
         return None

@@ -294,6 +294,17 @@ def lacks_needed(rope: Config) -> bool:
     return any(key not in rope for key in needed_keys(rope))
 
 
+def has_null_ropes(config: Config) -> bool:
+    """Return whether `rope_parameters` has layer types, and null for each of them."""
+    ropes = config.get("rope_parameters")
+    return (
+        isinstance(ropes, Mapping)
+        and bool(ropes)
+        and ropes.keys() <= {*LAYER_TYPES}
+        and not any(ropes.values())
+    )
+
+
 def has_null_needed(rope: Config) -> bool:
     """Return whether a key that a scaling needs is null."""
     return any(rope.get(key, 0) is None for key in NEEDED.get(str(name_of(rope)), ()))

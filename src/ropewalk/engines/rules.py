@@ -308,7 +308,7 @@ class Release:
         """Return a reading with a problem if the engine refuses the config before it builds a rope:
         it has no model for it, or its config class does not take it. None if it does not.
         """
-        reading = EngineReading(case, self.read)
+        reading = self._reading(case)
         if (missing := self.cannot_load(case, releases)) is not None:
             # a checkpoint with code of its own runs that code, if the user allows it
             own_code = self.code.get("remote") and case.config.get("auto_map")
@@ -390,6 +390,17 @@ class Release:
         inside = case.model_type if self.code.get("parts") else None
         return None if not inside or inside in {*known, *self.code.get("inside", ())} else inside
 
+    def _reading(self, case: ServedLayer) -> EngineReading:
+        """Return a reading of a case that no rule has changed."""
+        reading = EngineReading(case, self.read)
+        registry = registry_of(self.engine, self.version)
+        if registry is not None:
+            reading.in_transformers = registry.in_transformers(
+                case.config.get(OUTER_ARCHITECTURES) or case.config.get("architectures"),
+                case.config.get(OUTER_TYPE),
+            )
+        return reading
+
     @property
     def tree(self) -> str:
         """The release whose code was read."""
@@ -401,13 +412,7 @@ class Release:
         """Return what the engine computes for a case; its `problem` is "not known: ..." if no rule
         was read for it. `without` is a part whose rows are left out.
         """
-        reading = EngineReading(case, self.read)
-        registry = registry_of(self.engine, self.version)
-        if registry is not None:
-            reading.in_transformers = registry.in_transformers(
-                case.config.get(OUTER_ARCHITECTURES) or case.config.get("architectures"),
-                case.config.get(OUTER_TYPE),
-            )
+        reading = self._reading(case)
         # whose rules are those of transformers
         known = self.families | (releases["hf"].families if reading.in_transformers else set())
         if case.model_type not in known:

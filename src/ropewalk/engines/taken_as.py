@@ -170,7 +170,7 @@ DEFAULT_ROPES["openai_privacy_filter"] = DEFAULT_ROPES["gpt_oss"]
 
 #: while the rules are applied, values that no scaling accepts are replaced by these; `put_back` of
 #: unread.py writes the values themselves into the result
-PLACEHOLDERS = {"factor": 1.0, "beta_fast": 33.5, "beta_slow": 1.5}
+PLACEHOLDERS = {"factor": 1.0, "beta_fast": 33.5, "beta_slow": 1.5, "attention_factor": 0.9375}
 
 
 def _if(
@@ -524,13 +524,16 @@ def _scaled_to_fit(sections: list[int], pairs: int) -> list[int]:
 
 
 def with_placeholders(rope: Config) -> Config:
-    """Return a rope with PLACEHOLDERS for what no scaling accepts: a factor below 1, one below 0 or
-    above a million in a linear rope, and a beta_slow above beta_fast.
+    """Return a rope with PLACEHOLDERS for what no scaling accepts: a factor below 1, one above a
+    million in a linear rope, a beta_slow above beta_fast, and an attention_factor of 0.
     """
     taken = dict(rope)
-    is_negative = name_of(rope) == "linear" and "factor" in faulty(rope, "factor below 0")
+    can_be_negative = name_of(rope) in ("linear", "yarn", "llama3")
+    is_negative = can_be_negative and faulty(rope, "factor below 0")
     if is_below_one(rope) or is_too_large(rope) or is_negative:
         taken["factor"] = PLACEHOLDERS["factor"]
+    if faulty(rope, "attention_factor of 0"):
+        taken["attention_factor"] = PLACEHOLDERS["attention_factor"]
     if is_above(rope, "beta_slow", "beta_fast"):
         taken |= {key: PLACEHOLDERS[key] for key in ("beta_fast", "beta_slow")}
     return taken
@@ -802,6 +805,11 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
         config, config["rotary_dim"] / config["head_dim"], lambda _: True
     ),
     "an even width with the same frequencies": lambda config: _even_width(config),
+    # rules look at the last key to tell that no dimension rotates
+    "no dimension": lambda config: {
+        **_instead("fraction of 0", lambda key, _: 0.5)(config),
+        "no_dimension": True,
+    },
     "no fraction of an odd number": lambda config: _fractions(config, 0.5, has_odd_width),
     "a fourth instead of an odd number": lambda config: _fractions(config, 0.25, has_odd_width),
     "a served length of 4096": lambda config: _served(config, 4096),

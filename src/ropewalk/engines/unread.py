@@ -42,6 +42,7 @@ from ropewalk.engines.rope_faults import (
     has_no_text_as_name,
     has_null_name,
     has_null_needed,
+    has_null_ropes,
     has_null_sections,
     has_null_theta,
     has_null_type,
@@ -94,8 +95,9 @@ from ropewalk.errors import RopeError
 
 NO_LAYER_TYPE = "rope under the name of no layer type"
 TWO_ROPES = "rope_parameters that contradict rope_scaling"
+ALL_NULL = "null as the rope of every layer type"
 #: reasons that are ones even if `from_hf` reads the config
-READ_ANYWAY = (NO_LAYER_TYPE, TWO_ROPES)
+READ_ANYWAY = (NO_LAYER_TYPE, TWO_ROPES, ALL_NULL)
 
 
 def _has(fault: str) -> Callable[[Config], bool]:
@@ -106,6 +108,7 @@ def _has(fault: str) -> Callable[[Config], bool]:
 #: why `from_hf` refuses a config that engines may read
 REASONS: dict[str, Callable[[Config], bool]] = {
     "needed ropes under names of no layer type alone": has_needed_ropes_misnamed,
+    ALL_NULL: lambda config: has_null_ropes(config),
     NO_LAYER_TYPE: lambda config: bool(without_a_layer_type(config)),
     "number as the rope of a layer type": has_number_as_rope,
     "missing rope in an unknown family": lacks_any_rope,
@@ -283,6 +286,7 @@ FRAME = {"head_dim": 64, "rope_theta": 10_000.0}
 #: whatever engines do}
 USUAL = {
     "needed ropes under names of no layer type alone": "an unscaled rope for every layer type",
+    ALL_NULL: "no rope_parameters",
     NO_LAYER_TYPE: "ropes of layer types alone",
     "number as the rope of a layer type": "no rope_parameters",
     "missing rope in an unknown family": "theta 10,000 where there is no rope",

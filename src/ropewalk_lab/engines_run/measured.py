@@ -74,6 +74,8 @@ SAME_MAGNITUDE = 2e-5
 #: radians per step below which a frequency counts as 0: llama.cpp divides the frequencies of pairs
 #: that it does not rotate by 1e30
 ZERO_FREQUENCY = 1e-20
+#: what the difference of two equal float32 numbers near 1 may be instead of 0, in radians per step
+ROUNDED_ZERO = 1e-9
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,8 @@ def first_difference(ours: LayerRope, theirs: LayerRope) -> int | None:
         if pair >= len(ours.radians) or pair >= len(theirs.radians):
             return pair
         first, second = ours.radians[pair], theirs.radians[pair]
-        if abs(first - second) > SAME_RADIANS * abs(first) or ours.axis[pair] != theirs.axis[pair]:
+        rounding = SAME_RADIANS * abs(first) if first else ROUNDED_ZERO
+        if abs(first - second) > rounding or ours.axis[pair] != theirs.axis[pair]:
             return pair
     return None
 
