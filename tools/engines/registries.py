@@ -11,6 +11,8 @@ An architecture is the name of a model class in a config's `architectures`. The 
     own           {module: architectures that the engine has code for in it}
     transformers  {model type: architectures of transformers that the engine runs as they are}
     refused       {what an engine cannot do with it: architectures of transformers}
+    silu          modules of own code that raise an error for another `hidden_act` than silu
+    drafts        own architectures that run only beside the model whose tokens they draft
 
 No model is built.
 """
@@ -32,6 +34,8 @@ from typing import Any
 
 #: what the names of classes that write text end with
 GENERATION = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+#: what the error for another activation says
+SILU_ALONE = "Only silu is supported"
 #: architectures that a config class of SGLang replaces by another one (configs/olmo3.py)
 REPLACED = {"Olmo3ForCausalLM": "Olmo2ForCausalLM"}
 
@@ -63,6 +67,8 @@ def main(engine: str, target: Path) -> None:
         "types": {name: types[name] for name in sorted(known) if name in types},
         "transformers": runs,
         "refused": refused,
+        "silu": sorted(silu_modules(engine)),
+        "drafts": sorted(drafts()) if engine == "vllm" else [],
     }
     target.parent.mkdir(exist_ok=True)
     target.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -81,6 +87,42 @@ def transformers_classes() -> Iterator[tuple[str, Any]]:
             continue
         if getattr(getattr(model, "config_class", None), "model_type", ""):
             yield name, model
+
+
+def model_folder(engine: str) -> Path:
+    """Return the folder of an engine's model classes."""
+    (folder,) = importlib.util.find_spec(engine).submodule_search_locations
+    parts = ("model_executor", "models") if engine == "vllm" else ("srt", "models")
+    return Path(folder, *parts)
+
+
+def silu_modules(engine: str) -> set[str]:
+    """Return the modules with a class that takes silu alone, and those that import such a class."""
+    trees = {
+        path.stem: ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(model_folder(engine).glob("*.py"))
+    }
+    # {name of a class: modules with a class of this name that takes silu alone}
+    found: dict[str, set[str]] = {}
+    for module, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and SILU_ALONE in ast.unparse(node):
+                found.setdefault(node.name, set()).add(module)
+    modules = {each for names in found.values() for each in names}
+    for module, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                source = node.module.rsplit(".")[-1]
+                if any(source in found.get(each.name, ()) for each in node.names):
+                    modules.add(module)
+    return modules
+
+
+def drafts() -> set[str]:
+    """Return the architectures of vLLM that draft the tokens of another model."""
+    from vllm.model_executor.models import registry
+
+    return {*registry._SPECULATIVE_DECODING_MODELS}
 
 
 def vllm_classes() -> dict[str, str]:
@@ -105,9 +147,8 @@ def sglang_classes() -> dict[str, str]:
     """Return {architecture: the module of SGLang's class for it}: `EntryClass` of every module names
     them. The modules are read and not imported, since most need a GPU.
     """
-    (folder,) = importlib.util.find_spec("sglang").submodule_search_locations
     found = {}
-    for path in sorted((Path(folder) / "srt" / "models").glob("*.py")):
+    for path in sorted(model_folder("sglang").glob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EntryClass":
                 names = {each.id for each in ast.walk(node.value) if isinstance(each, ast.Name)}
@@ -123,8 +164,7 @@ def vllm_problem(model: Any) -> str | None:
 
 def sglang_problem() -> Callable[[Any], str | None]:
     """Return a function like `vllm_problem` for SGLang."""
-    (folder,) = importlib.util.find_spec("sglang").submodule_search_locations
-    path = Path(folder) / "srt" / "models" / "transformers.py"
+    path = model_folder("sglang") / "transformers.py"
     source = path.read_text(encoding="utf-8")
     (checks,) = (
         node

@@ -393,16 +393,11 @@ class _Question:
         """Return what the rules of an engine say about a layer type at a length, if they are about the
         class that the config names.
         """
-        reading, config = self._read(engine, layer_type, length), self.original
-        release = self.releases[engine]
-        registry = registry_of(engine, release.version)
+        reading = self._read(engine, layer_type, length)
+        registry = registry_of(engine, self.releases[engine].version)
         if registry is None or (reading.problem or "").startswith("refused"):
             return reading
-        problem = registry.problem(
-            config.get(OUTER_ARCHITECTURES) or config.get("architectures"),
-            config.get(OUTER_TYPE) or config.get("model_type"),
-            own_code=bool(config.get("auto_map")),
-        )
+        problem = registry.problem(self.original)
         # an error is more than a rope that is not known
         keep = problem is None or (reading.problem is not None and problem.startswith("not known"))
         return reading if keep else reading.fail(str(problem))
@@ -533,8 +528,13 @@ def _unrotated(asked: _Question, length: int) -> Iterator[EngineFinding]:
             case = ServedLayer(spec, asked.original, layer_type, length, length)
             refused = release.has_no_model(case, asked.releases)
             problem = None if refused is None else refused.problem
-            if problem is None and case.model_type in release.lists.get("rotate_anyway", ()):
-                yield _rotated_anyway(asked, engine, layer_type, length)
+            anyway = case.model_type in release.lists.get("rotate_anyway", ())
+            if (
+                problem is None
+                and anyway
+                and (found := _rotated_anyway(asked, engine, layer_type, length))
+            ):
+                yield found
                 continue
             # `read_unrotated`: the families of which it was read that such layers do not rotate
             if problem is None and case.model_type not in release.lists.get("read_unrotated", ()):
@@ -559,9 +559,12 @@ def _unrotated(asked: _Question, length: int) -> Iterator[EngineFinding]:
             )
 
 
-def _rotated_anyway(asked: _Question, engine: str, layer_type: str, length: int) -> EngineFinding:
+def _rotated_anyway(
+    asked: _Question, engine: str, layer_type: str, length: int
+) -> EngineFinding | None:
     """Return the finding for an engine that does not read the keys by which no layer rotates, such
-    as `no_rope_layers` and its interval, and rotates layers by their index or their type.
+    as `no_rope_layers` and its interval, and rotates layers by their index or their type; None if no
+    layer has attention.
 
     layer_type  the layer type of the finding; the engine may rotate another one
     """
@@ -570,6 +573,8 @@ def _rotated_anyway(asked: _Question, engine: str, layer_type: str, length: int)
     for key, values in family_of(asked.original.get("model_type")).rotates_if.items():
         text[key] = values[0]
     read = _Question(text, asked.limit, asked.length, asked.releases)
+    if not read.cases:  # no layer has attention
+        return None
     # any layer type that rotates without the keys
     reading = read.read(engine, next(iter(read.cases)), length)
     finding = _of_rules(engine, asked.releases[engine], reading, None, layer_type, length)

@@ -147,7 +147,7 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     ),
     # a published config, not the keys of the rope alone
     "whole config": lambda reading: bool(
-        {"architectures", OUTER_TYPE} & reading.case.config.keys()
+        {"architectures", OUTER_TYPE, "vocab_size"} & reading.case.config.keys()
         and any(reading.case.config.get(key) for key in (*LAYER_COUNT_KEYS, "num_layers"))
     ),
     "sections that are floats": lambda reading: any(
@@ -241,6 +241,7 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         _fractions(reading.case.config) != _halves(reading.case.config)
     ),
     "mamba layers": lambda reading: "mamba" in declared_types(reading.case.config),
+    "linear attention layers": lambda reading: _has_linear_layers(reading.case),
     "v5 rope given": lambda reading: bool(reading.case.config.get("rope_parameters")),
     "old class refuses": lambda reading: _old_class_refuses(reading.case),
     "mscale written": lambda reading: bool(
@@ -272,8 +273,8 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         2 * (reading.case.config.get("num_key_value_heads") or 0)
         > (reading.case.config.get("num_attention_heads") or 10**6)
     ),
-    # the whole config names its model with null or an empty list
-    "architectures that are empty": lambda reading: _names_no_model(reading.case.config),
+    # the whole config does not name its class, or with null or an empty list
+    "no architectures": lambda reading: _names_no_model(reading.case.config),
     # the layers of one model have a window and have none, and max_window_layers is not their number
     "a window in some layers alone": lambda reading: _has_window_in_some(reading.case.config),
     # of full layers, whose heads Gemma's newer classes give by keys of their own
@@ -379,9 +380,14 @@ def _by_period(case: ServedLayer) -> list[bool]:
 
 
 def _names_no_model(config: Mapping[str, Any]) -> bool:
-    """Return whether `architectures` of the whole config is there, and null or empty."""
-    key = OUTER_ARCHITECTURES if OUTER_TYPE in config else "architectures"
-    return not config.get(key, ["absent"])
+    """Return whether `architectures` of the whole config is absent, null or empty."""
+    return not config.get(OUTER_ARCHITECTURES if OUTER_TYPE in config else "architectures")
+
+
+def _has_linear_layers(case: ServedLayer) -> bool:
+    """Return whether some layers have linear attention, by `layer_types` or by the family."""
+    types, rule = declared_types(case.config), family_of(case.model_type).full_layers
+    return "linear_attention" in (types or ([rule.others] if rule is not None else []))
 
 
 def _are_sixths(case: ServedLayer) -> list[bool]:

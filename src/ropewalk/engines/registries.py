@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.caches import cached
+from ropewalk.engines.case import OUTER_ARCHITECTURES, OUTER_TYPE
 
 FOLDER = Path(__file__).parent / "registries"
 #: what the names of classes that write text end with; the files have only such classes of
@@ -34,38 +35,42 @@ class Registry:
     types         {own architecture: its model type, where transformers has the class too}
     transformers  {architecture of transformers that runs as it is: its model type}
     refused       {architecture of transformers that does not run: why}
+    silu          modules that raise an error for another activation than silu
+    drafts        own architectures that run only beside the model whose tokens they draft
+
+    All methods take the keys of a text model, with those of the whole config under the names of
+    case.py.
     """
 
     own: Mapping[str, str]
     types: Mapping[str, str]
     transformers: Mapping[str, str]
     refused: Mapping[str, str]
+    silu: frozenset[str]
+    drafts: frozenset[str]
 
-    def in_transformers(self, given: Any, model_type: str | None) -> bool:
-        """Return whether the engine runs transformers' code for a config.
-
-        given       `architectures` of the whole config
-        model_type  that of the whole config if it is not a text model, else None; a config without
-                    architectures has the class of this type
+    def in_transformers(self, config: Mapping[str, Any]) -> bool:
+        """Return whether the engine runs transformers' code for a config. A whole config without
+        architectures has the class of its model type.
         """
-        names = _listed(given)
+        names, model_type = _names(config), _whole_type(config)
         if not names:
-            return model_type in self.transformers.values() and model_type not in self._own_types
+            is_whole = OUTER_TYPE in config or "vocab_size" in config
+            is_foreign = model_type in self.transformers.values()
+            return is_whole and is_foreign and model_type not in self._own_types
         return self._own(names) is None and names[0] in self.transformers
 
-    def problem(self, given: Any, model_type: str | None, *, own_code: bool) -> str | None:
-        """Return why the rules of a family do not hold for a config, or None if they may.
-
-        given       `architectures` of the whole config
-        model_type  that of the whole config
-        own_code    whether the checkpoint brings code of its own
-        """
-        names = _listed(given)
+    def problem(self, config: Mapping[str, Any]) -> str | None:
+        """Return why the rules of a family do not hold for a config, or None if they may."""
+        names, model_type = _names(config), _whole_type(config)
         if not names:
             return None
         if (found := self._own(names)) is not None:
-            is_other = self._is_of_another(found, model_type)
-            return f"not known: the rope of {model_type} in the class {found}" if is_other else None
+            if found in self.drafts:
+                return f"refused: {found} runs only beside the model whose tokens it drafts"
+            if self._is_of_another(found, model_type):
+                return f"not known: the rope of {model_type} in the class {found}"
+            return self._activation(config, found)
         name = names[0]
         if name in self.transformers:
             text = f"not known: the rope of {model_type} in transformers' class {name}"
@@ -74,8 +79,23 @@ class Registry:
             return f"refused: no code for {name}, and of transformers' class {self.refused[name]}"
         if not name.endswith(GENERATION):
             return None
-        kind = "not known" if own_code else "refused"
+        kind = "not known" if config.get("auto_map") else "refused"
         return f"{kind}: neither the engine nor transformers has a class {name}"
+
+    def _activation(self, config: Mapping[str, Any], found: str) -> str | None:
+        """Return the problem of the class `found` with `hidden_act` of a config; None: it has none.
+
+        A model of experts alone may have no layer that takes silu alone.
+        """
+        act = config.get("hidden_act", "silu")
+        texts = {
+            self.own[each] for each, kind in self.types.items() if kind == config.get("model_type")
+        }
+        modules = texts or {self.own[found]}
+        if act == "silu" or not modules & self.silu:
+            return None
+        kind = "not known" if any("expert" in key for key in config) else "refused"
+        return f"{kind}: hidden_act must be silu, not {act}"
 
     @cached_property
     def _own_types(self) -> frozenset[str]:
@@ -97,8 +117,14 @@ class Registry:
         return not same_type and known and self.own[name] not in same
 
 
-def _listed(given: Any) -> list[str]:
-    """Return `architectures` of a config as a list of names; [] if there are none."""
+def _whole_type(config: Mapping[str, Any]) -> str | None:
+    """Return the model type of the whole config."""
+    return config.get(OUTER_TYPE) or config.get("model_type")
+
+
+def _names(config: Mapping[str, Any]) -> list[str]:
+    """Return `architectures` of the whole config; [] if there are none."""
+    given = config.get(OUTER_ARCHITECTURES) or config.get("architectures")
     names = [given] if isinstance(given, str) else given
     return [str(name) for name in names] if isinstance(names, list) else []
 
@@ -124,4 +150,5 @@ def registry_of(engine: str, version: str) -> Registry | None:
         {name: key for key, names in read[part].items() for name in names}
         for part in ("own", "transformers", "refused")
     )
-    return Registry(own, read["types"], runs, refused)
+    silu, drafts = frozenset(read["silu"]), frozenset(read["drafts"])
+    return Registry(own, read["types"], runs, refused, silu, drafts)

@@ -394,11 +394,7 @@ class Release:
         """Return a reading of a case that no rule has changed."""
         reading = EngineReading(case, self.read)
         registry = registry_of(self.engine, self.version)
-        if registry is not None:
-            reading.in_transformers = registry.in_transformers(
-                case.config.get(OUTER_ARCHITECTURES) or case.config.get("architectures"),
-                case.config.get(OUTER_TYPE),
-            )
+        reading.in_transformers = registry is not None and registry.in_transformers(case.config)
         return reading
 
     @property
