@@ -327,7 +327,8 @@ QWEN = {
 
 
 def test_qwen_3_5_rotates_a_quarter_of_its_heads_with_sections_that_add_up_to_it():
-    outer = {"model_type": "qwen3_5", "text_config": QWEN}
+    named = {"architectures": ["Qwen3_5ForConditionalGeneration"]}
+    outer = {**named, "model_type": "qwen3_5", "text_config": QWEN}
     for config in (QWEN, outer):
         for engine, finding in found(config).items():
             if engine == "mlx-lm" and config is QWEN:

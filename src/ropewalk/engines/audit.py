@@ -29,7 +29,13 @@ from typing import Any
 from ropewalk.config import file as config_file
 from ropewalk.config.families import family_of
 from ropewalk.config.hf import Explanation, read_specs, text_config
-from ropewalk.engines.case import OUTER_ARCHITECTURES, OUTER_CONFIG, OUTER_TYPE, ServedLayer
+from ropewalk.engines.case import (
+    OUTER_ARCHITECTURES,
+    OUTER_CONFIG,
+    OUTER_TYPE,
+    ServedLayer,
+    layer_types_of,
+)
 from ropewalk.engines.difference import Difference, Rotation, compare
 from ropewalk.engines.operations import length_problem
 from ropewalk.engines.reading import EngineReading, EngineRule
@@ -271,7 +277,7 @@ def audit(
             findings += _findings(asked, layer_type, tokens, records, known)
     if not findings:
         findings = list(_unrotated(asked, length or max_model_len or 1))
-    refused = _refused_as_a_whole(findings)
+    refused = _refused_as_a_whole(findings, layer_types_of(asked.text))
     warnings = (*asked.warnings, *asked.explanation.warnings)
     return Audit(asked.explanation.model_type, longest, refused, warnings, releases)
 
@@ -295,9 +301,12 @@ def _unread_part(config: Mapping[str, Any]) -> str | None:
     part = config[parts[0]]
     if parts[0] == "text_config" and isinstance(part.get("text_config"), Mapping):
         return "a text_config inside text_config"
-    # what a class of transformers does with a text model under these two keys was not read
-    is_known = str(config.get("model_type")) in ENGINES[REFERENCE].loads(ENGINES)
-    if is_known and parts[0] in ("llm_config", "language_config"):
+    # what a class of transformers does with a text model under a key that is none of its own
+    reference, model_type = ENGINES[REFERENCE], str(config.get("model_type"))
+    is_own = parts[0] == "text_config" or (
+        parts[0] == "thinker_config" and model_type in reference.lists["thinkers"]
+    )
+    if not is_own and model_type in reference.loads(ENGINES):
         return f"a text model under {parts[0]}"
     return None
 
@@ -582,14 +591,20 @@ def _rotated_anyway(
     return _compared(finding, Rotation((0.0,) * pairs, 1.0, (0,) * pairs), length)
 
 
-def _refused_as_a_whole(findings: list[EngineFinding]) -> tuple[EngineFinding, ...]:
+def _refused_as_a_whole(
+    findings: list[EngineFinding], layers: list[str]
+) -> tuple[EngineFinding, ...]:
     """Return the findings; an engine that refuses one layer type builds no model, so all its
-    findings get that problem. One that computes no numbers for it does build one.
+    findings get that problem. One that computes no numbers for it does build one, and so does one
+    whose model has no layer of that type, by the types of the `layers`, [] if they are not known.
     """
+    types = {finding.layer_type for finding in findings}
     refused = [
         finding
         for finding in findings
-        if (finding.problem or "").startswith("refused") and finding.problem != NO_NUMBERS
+        if (finding.problem or "").startswith("refused")
+        and finding.problem != NO_NUMBERS
+        and (finding.layer_type in layers or not types & {*layers})
     ]
     # reversed, so that the first problem of each engine is the one that stays
     problems = {finding.engine: finding.problem for finding in reversed(refused)}

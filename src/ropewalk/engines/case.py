@@ -17,6 +17,7 @@ from typing import Any
 
 from ropewalk.axes import AxisMap
 from ropewalk.config import keys
+from ropewalk.config.families import family_of
 from ropewalk.spec import RopeSpec
 
 #: the keys under which rules find the model_type and the architectures of the whole config that a
@@ -50,6 +51,27 @@ def declared_types(config: Mapping[str, Any]) -> list[str]:
     """Return the names in `layer_types`; [] if it is absent or no list."""
     given = config.get("layer_types")
     return [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+
+
+def is_whole(config: Mapping[str, Any]) -> bool:
+    """Return whether these are the keys of a published config, not those of its rope and its sizes
+    alone: it names its class, is part of another one, or has a vocabulary and a norm.
+    """
+    has_norm = any("norm_eps" in key for key in config)
+    return bool({"architectures", OUTER_TYPE} & config.keys()) or (
+        "vocab_size" in config and has_norm
+    )
+
+
+def layer_types_of(config: Mapping[str, Any]) -> list[str]:
+    """Return the type of each layer: `layer_types`, or those that the family's rule gives; [] if
+    neither says it.
+    """
+    declared = declared_types(config)
+    rule, count = family_of(config.get("model_type")).full_layers, config.get("num_hidden_layers")
+    if declared or rule is None or not isinstance(count, int):
+        return declared
+    return rule.layer_types(config, count) or []
 
 
 def ropes_by_layer_type(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

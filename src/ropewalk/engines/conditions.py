@@ -22,6 +22,8 @@ from ropewalk.engines.case import (
     OUTER_TYPE,
     ServedLayer,
     declared_types,
+    is_whole,
+    layer_types_of,
 )
 from ropewalk.engines.reading import EngineReading, frequencies_of
 from ropewalk.engines.rope_faults import without_a_layer_type
@@ -108,7 +110,7 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     # the layer types of the config are not as many as its layers
     "other number of layer types": lambda reading: _other_number_of_layer_types(reading.case),
     "no full layer": lambda reading: (
-        "full_attention" not in (declared_types(reading.case.config) or ("full_attention",))
+        "full_attention" not in (layer_types_of(reading.case.config) or ("full_attention",))
     ),
     "a layer type other than full and sliding attention": lambda reading: (
         reading.case.layer_type not in ("full_attention", "sliding_attention")
@@ -147,7 +149,7 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     ),
     # a published config, not the keys of the rope alone
     "whole config": lambda reading: bool(
-        {"architectures", OUTER_TYPE, "vocab_size"} & reading.case.config.keys()
+        is_whole(reading.case.config)
         and any(reading.case.config.get(key) for key in (*LAYER_COUNT_KEYS, "num_layers"))
     ),
     "sections that are floats": lambda reading: any(
@@ -386,16 +388,12 @@ def _names_no_model(config: Mapping[str, Any]) -> bool:
 
 def _has_linear_layers(case: ServedLayer) -> bool:
     """Return whether some layers have linear attention, by `layer_types` or by the family."""
-    types, rule = declared_types(case.config), family_of(case.model_type).full_layers
-    return "linear_attention" in (types or ([rule.others] if rule is not None else []))
+    return "linear_attention" in layer_types_of(case.config)
 
 
 def _are_sixths(case: ServedLayer) -> list[bool]:
     """Return for each layer of this type whether it is the sixth, the twelfth and so on."""
-    types = declared_types(case.config)
-    rule, layers = family_of(case.model_type).full_layers, case.config.get("num_hidden_layers")
-    if not types and rule is not None and isinstance(layers, int):
-        types = rule.layer_types(case.config, layers) or []
+    types = layer_types_of(case.config)
     if not types:
         # assume that every sixth layer, and no other, has full attention: one entry stands for all
         # layers of this type
@@ -428,7 +426,7 @@ def _lacks_a_rope(case: ServedLayer) -> bool:
     """Return whether `rope_parameters` has no rope for a declared layer type, full or sliding."""
     ropes = case.config.get("rope_parameters") or {}
     # other layer types, such as linear attention, need no rope
-    attending = {"full_attention", "sliding_attention"} & {*declared_types(case.config)}
+    attending = {"full_attention", "sliding_attention"} & {*layer_types_of(case.config)}
     return any(ropes.get(name) is None for name in attending)
 
 

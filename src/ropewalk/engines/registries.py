@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.caches import cached
-from ropewalk.engines.case import OUTER_ARCHITECTURES, OUTER_TYPE
+from ropewalk.engines.case import OUTER_ARCHITECTURES, OUTER_TYPE, is_whole
 
 FOLDER = Path(__file__).parent / "registries"
 #: what the names of classes that write text end with; the files have only such classes of
@@ -55,9 +55,8 @@ class Registry:
         """
         names, model_type = _names(config), _whole_type(config)
         if not names:
-            is_whole = OUTER_TYPE in config or "vocab_size" in config
             is_foreign = model_type in self.transformers.values()
-            return is_whole and is_foreign and model_type not in self._own_types
+            return is_whole(config) and is_foreign and model_type not in self._own_types
         return self._own(names) is None and names[0] in self.transformers
 
     def problem(self, config: Mapping[str, Any]) -> str | None:

@@ -258,13 +258,13 @@ def _named(name: str) -> Callable[[Config], Config]:
 
 
 def _magnitude(value: float) -> Callable[[Config], Config]:
-    """Return a function that puts `value` in the place of each magnitude of a rope that is a text
-    or below 0.
+    """Return a function that puts `value`, `value` squared and so on in the place of the magnitudes
+    of a rope that are texts or below 0.
     """
 
     def change(rope: Config) -> Config:
         wrong = [key for key in MAGNITUDES if is_numeric_text(rope.get(key))] + below_zero(rope)
-        return {**rope, **dict.fromkeys(wrong, value)}
+        return {**rope, **{key: value ** (i + 1) for i, key in enumerate(wrong)}}
 
     return change
 
@@ -676,6 +676,9 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "linear with another theta where it is ntk": _linear_of_ntk,
     "unscaled where the name is unknown": _if(
         has_unknown_name, lambda rope: _unscaled(_without_name(rope))
+    ),
+    "unscaled where the factor is 0": _if(
+        lambda rope: faulty(rope, "factor of 0"), lambda rope: _unscaled(_without_name(rope))
     ),
     "unscaled where a number is missing": _if(
         lacks_needed, lambda rope: _unscaled(_without_name(rope))

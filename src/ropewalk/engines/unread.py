@@ -213,6 +213,11 @@ REASONS: dict[str, Callable[[Config], bool]] = {
     "text instead of a magnitude": lambda config: any(
         is_numeric_text(rope.get(key)) for rope in all_ropes(config) for key in MAGNITUDES
     ),
+    "scaling without a number that it needs": lambda config: (
+        not lacks_factors(config, "rope_scaling")
+        and not lacks_factors(config, "rope_parameters")
+        and any(map(lacks_needed, all_ropes(config)))
+    ),
     "llama3 without one of its two frequency factors": lambda config: any(
         name_of(rope) == "llama3" and any(rope.get(key) is None for key in BANDS)
         for rope in all_ropes(config)
@@ -226,11 +231,6 @@ REASONS: dict[str, Callable[[Config], bool]] = {
     # vLLM has a scaling of this name
     "rope_type ntk": lambda config: any(name_of(rope) == "ntk" for rope in all_ropes(config)),
     "rope_type with an unknown name": lambda config: any(map(has_unknown_name, all_ropes(config))),
-    "scaling without a number that it needs": lambda config: (
-        not lacks_factors(config, "rope_scaling")
-        and not lacks_factors(config, "rope_parameters")
-        and any(map(lacks_needed, all_ropes(config)))
-    ),
     "null instead of a number that a scaling needs": lambda config: any(
         map(has_null_needed, all_ropes(config))
     ),
