@@ -595,15 +595,15 @@ def _refused_as_a_whole(
     findings: list[EngineFinding], layers: list[str]
 ) -> tuple[EngineFinding, ...]:
     """Return the findings; an engine that refuses one layer type builds no model, so all its
-    findings get that problem. One that computes no numbers for it does build one, and so does one
-    whose model has no layer of that type, by the types of the `layers`, [] if they are not known.
+    findings get that problem. But transformers builds a rope of infinities, and no engine builds
+    the rope of a type that is not among the `layers`, [] if these are not known.
     """
     types = {finding.layer_type for finding in findings}
     refused = [
         finding
         for finding in findings
         if (finding.problem or "").startswith("refused")
-        and finding.problem != NO_NUMBERS
+        and not (finding.engine == REFERENCE and finding.problem == NO_NUMBERS)
         and (finding.layer_type in layers or not types & {*layers})
     ]
     # reversed, so that the first problem of each engine is the one that stays

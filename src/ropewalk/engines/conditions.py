@@ -116,7 +116,7 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         reading.case.layer_type not in ("full_attention", "sliding_attention")
     ),
     "a layer type other than full and linear attention": lambda reading: bool(
-        {*declared_types(reading.case.config)} - {"full_attention", "linear_attention"}
+        {*declared_types(reading.case.config)} - {"full_attention", "linear_attention", "mamba"}
     ),
     "no sliding layer": lambda reading: (
         "sliding_attention" not in (declared_types(reading.case.config) or ("sliding_attention",))

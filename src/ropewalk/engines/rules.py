@@ -284,8 +284,7 @@ class Release:
             row = next(families, {})  # the first that is about such a config
             # an engine that raises no error in any case may not even read the faulty value: then it
             # computes the same with two values in its place, USUAL and OTHER
-            is_taken = "as" in row and not row.get("if_read")
-            if reason in OTHER and not row.get("always") and not is_taken:
+            if reason in OTHER and not row.get("always") and "as" not in row:
                 taken, other = TAKEN_AS[USUAL[reason]](config), TAKEN_AS[OTHER[reason]](config)
                 if same(usual(taken), usual(other)):  # the engine does not read the value
                     config = taken
