@@ -91,9 +91,11 @@ def transformers_classes() -> Iterator[tuple[str, Any]]:
 
 def model_folder(engine: str) -> Path:
     """Return the folder of an engine's model classes."""
-    (folder,) = importlib.util.find_spec(engine).submodule_search_locations
+    found = importlib.util.find_spec(engine)
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(engine)
     parts = ("model_executor", "models") if engine == "vllm" else ("srt", "models")
-    return Path(folder, *parts)
+    return Path(found.origin).parent.joinpath(*parts)
 
 
 def silu_modules(engine: str) -> set[str]:
@@ -171,23 +173,20 @@ def sglang_problem() -> Callable[[Any], str | None]:
         for node in ast.parse(source).body
         if isinstance(node, ast.FunctionDef) and node.name == "_normalize_tp_style"
     )
-    checks.returns = None
-    for argument in checks.args.args:
-        argument.annotation = None
-    names: dict[str, Any] = {}
-    exec(compile(ast.Module([checks], []), str(path), "exec"), names)
+    # the function replaces names of styles by those of a dict, and refuses what is not in a set
+    (others,) = (node for node in ast.walk(checks) if isinstance(node, ast.Dict))
+    (styles,) = (node for node in ast.walk(checks) if isinstance(node, ast.Set))
+    replaced, known = ast.literal_eval(others), ast.literal_eval(styles)
 
     def problem(model: Any) -> str | None:
         if not model.is_backend_compatible():
             return "its attention cannot be replaced"
         text = model.config_class().get_text_config()
         plan = getattr(text, "base_model_tp_plan", None) or {}
-        try:
-            for style in plan.values():
-                names["_normalize_tp_style"](style)
-        except ValueError:
-            return "its tensor-parallel plan has a style that SGLang does not know"
-        return None
+        names = {style.lower().replace("-", "_") for style in plan.values()}
+        if {replaced.get(name, name) for name in names} <= known:
+            return None
+        return "its tensor-parallel plan has a style that SGLang does not know"
 
     return problem
 
