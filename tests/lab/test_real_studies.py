@@ -75,14 +75,14 @@ def test_a_chunk_has_as_many_tokens_as_logits_fit_and_at_least_one(most, sizes, 
 
 def test_mean_kl_equals_the_kl_of_all_logits_at_once(tiny):
     model, encode = tiny
-    rounded = copy.deepcopy(model).to(torch.float16)
+    rounded = copy.deepcopy(model).to(torch.bfloat16)
     tokens = real_windows(["python"], encode, 33, 2)[:1]
     with torch.no_grad():
         exact, other = (
             each(tokens).logits[0].double().log_softmax(-1) for each in (model, rounded)
         )
     expected = float((exact.exp() * (exact - other)).sum(-1).mean())
-    assert real_precision.mean_kl(model, rounded, tokens, 0) == pytest.approx(expected, rel=2e-2)
+    assert real_precision.mean_kl(model, rounded, tokens, 0) == pytest.approx(expected, rel=5e-3)
     assert real_precision.mean_kl(model, model, tokens, 0) == pytest.approx(0.0, abs=1e-7)
 
 
