@@ -81,17 +81,6 @@ class FullLayers:
     first: bool = False
     last: bool = False
 
-    def layer_types(self, config: Mapping[str, Any], count: int) -> list[str] | None:
-        """Return the layer type of each of `count` layers; None if the interval that the config
-        gives is not an integer of at least 1.
-        """
-        every = self.every if self.key is None else config.get(self.key, self.every)
-        if type(every) is not int or every < 1:
-            return None
-        full = {count - 1} if self.last else set()
-        full.update(range(0 if self.first else every - 1, count, every))
-        return ["full_attention" if i in full else self.others for i in range(count)]
-
 
 @dataclass(frozen=True)
 class Family:

@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ropewalk.config import diffusion, keys
+from ropewalk.config import diffusion
 from ropewalk.config.checks import checked_rope_objects
-from ropewalk.config.families import class_sizes, families, family_of
-from ropewalk.config.file import load, text_part
+from ropewalk.config.families import families, family_of
+from ropewalk.config.file import text_config
 from ropewalk.config.layers import declared_or_full, layer_names, layer_ropes
 from ropewalk.config.normal import normal_form
 from ropewalk.config.read import read_layer
@@ -202,25 +202,6 @@ class _Reading:
     known: bool = True
     outside: Mapping[str, Value] = field(default_factory=dict)
     rope: Mapping[str, Value] = field(default_factory=dict)
-
-
-def text_config(config: Any) -> Mapping[str, Any]:
-    """Return the text part of a config. Inside another config, transformers 4 wrote it without the
-    hidden size, heads and layers that its class has by default: these are added.
-    """
-    whole = load(config)
-    text = text_part(whole)
-    if text is whole:  # a config of its own, which has all its sizes
-        return text
-    sizes = class_sizes().get(str(text.get("model_type")), {})
-    absent = {key: sizes[key] for key in sizes if not any(name in text for name in _all_names(key))}
-    return {**text, **absent} if absent else text
-
-
-def _all_names(key: str) -> tuple[str, ...]:
-    """Return all config keys of a size, given the first of them."""
-    sizes = (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS, keys.LAYER_COUNT_KEYS)
-    return next(names for names in sizes if key in names)
 
 
 def _read_config(config: Any, precision: str) -> _Reading:

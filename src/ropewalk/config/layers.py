@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ropewalk.config.checks import RopeObjects, layer_types
-from ropewalk.config.families import Family, LayerTheta
+from ropewalk.config.families import Family, FullLayers, LayerTheta
 from ropewalk.config.keys import LAYER_COUNT_KEYS, LAYER_THETA_KEY
 from ropewalk.config.values import Value
 from ropewalk.errors import RopeError
@@ -93,7 +93,7 @@ def layer_names(config: Mapping[str, Any], family: Family, names: Sequence[str])
     if count is None:
         raise RopeError(LAYER_COUNT_KEYS[0], "must be given to tell the layers apart", None)
     if not declared and family.full_layers is not None:
-        of_family = family.full_layers.layer_types(config, count) or ()
+        of_family = types_by_pattern(config, family.full_layers, count) or ()
         # the family's pattern is used only if `names` has all of its types: without a sliding
         # window some families have full attention alone
         declared = of_family if {*of_family} <= {*names, *WITHOUT_ATTENTION} else None
@@ -113,6 +113,20 @@ def layer_names(config: Mapping[str, Any], family: Family, names: Sequence[str])
             name if rotated else NO_ROPE for name, rotated in zip(declared, rotates, strict=True)
         ]
     return list(declared)
+
+
+def types_by_pattern(
+    config: Mapping[str, Any], pattern: FullLayers, count: int
+) -> list[str] | None:
+    """Return the layer type of each of `count` layers by the pattern of a family; None if the
+    interval that the config gives is not an integer of at least 1.
+    """
+    every = pattern.every if pattern.key is None else config.get(pattern.key, pattern.every)
+    if type(every) is not int or every < 1:
+        return None
+    full = {count - 1} if pattern.last else set()
+    full.update(range(0 if pattern.first else every - 1, count, every))
+    return ["full_attention" if i in full else pattern.others for i in range(count)]
 
 
 def declared_or_full(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -266,7 +280,7 @@ def _types_by_theta(config: Mapping[str, Any], family: Family) -> list[str] | No
     thetas = config.get(LAYER_THETA_KEY)
     if config.get("layer_types") or family.full_layers is None or not thetas:
         return None
-    return family.full_layers.layer_types(config, len(thetas))
+    return types_by_pattern(config, family.full_layers, len(thetas))
 
 
 def _layers_by_type(

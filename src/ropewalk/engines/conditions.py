@@ -17,6 +17,7 @@ from typing import Any
 
 from ropewalk.config.families import family_of
 from ropewalk.config.keys import LAYER_COUNT_KEYS
+from ropewalk.config.layers import types_by_pattern
 from ropewalk.engines.case import (
     OUTER_ARCHITECTURES,
     OUTER_TYPE,
@@ -384,7 +385,7 @@ def _are_sixths(case: ServedLayer) -> list[bool]:
     types = declared_types(case.config)
     rule, layers = family_of(case.model_type).full_layers, case.config.get("num_hidden_layers")
     if not types and rule is not None and isinstance(layers, int):
-        types = rule.layer_types(case.config, layers) or []
+        types = types_by_pattern(case.config, rule, layers) or []
     if not types:
         # assume that every sixth layer, and no other, has full attention: one entry stands for all
         # layers of this type

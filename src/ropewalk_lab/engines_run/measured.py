@@ -18,6 +18,7 @@ from typing import Any
 from ropewalk.config import file as config_file
 from ropewalk.config.families import family_of
 from ropewalk.config.hf import read_specs
+from ropewalk.config.layers import types_by_pattern
 from ropewalk.engines.reading import frequencies_of
 from ropewalk.errors import RopeError
 from ropewalk.spec import RopeSpec
@@ -197,7 +198,7 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
     if not declared and str(text.get("model_type")) in BY_PATTERN:
         full = family_of(text["model_type"]).full_layers
         count = text.get("num_hidden_layers")
-        declared = full.layer_types(text, count) if full and isinstance(count, int) else None
+        declared = types_by_pattern(text, full, count) if full and isinstance(count, int) else None
     if names := LAYER_NAMES.get(str(text.get("model_type"))):
         if not declared:  # which layers the others are follows from further keys
             return {name: 0 for name in layer_types if name == "main"}
