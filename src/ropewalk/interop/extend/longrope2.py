@@ -18,10 +18,11 @@ from ropewalk.interop.extend.search import Factors
 
 
 def critical_dimension(dim: int, theta: float, length: float, turns: float = 1.0) -> int:
-    """Return ceil(dim / 2 * log_theta(length / (2 pi turns))): how many pairs, not
-    dimensions, complete more than `turns` turns within `length` tokens. `dim` is twice the number
-    of pairs. The formula is not
-    limited: it is 0 or less if no pair completes so many, and may exceed dim / 2 if all do.
+    """Return ceil(dim / 2 * log_theta(length / (2 pi turns))): how many pairs, not dimensions,
+    complete more than `turns` turns within `length` tokens. `dim` is twice the number of pairs.
+
+    The result is not limited to 0 ... dim / 2: it is 0 or less if no pair completes that many
+    turns, and may be above dim / 2 if all do.
     """
     return math.ceil(dim / 2 * math.log(length / (2 * math.pi * turns)) / math.log(theta))
 
