@@ -57,7 +57,7 @@ def small_config(config: Mapping[str, Any]) -> dict[str, Any]:
     `config`.
     """
     # each part that is the config of a model is made small; others, such as a rope, stay
-    small = {
+    small: dict[str, Any] = {
         key: small_config(value) if isinstance(value, Mapping) and "model_type" in value else value
         for key, value in config.items()
     }
