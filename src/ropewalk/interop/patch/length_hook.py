@@ -45,8 +45,8 @@ class LengthHook:
 
     def at_length(self, module: nn.Module, positions: Tensor, layer_type: str | None) -> nn.Module:
         """Return a copy of a rotary module with the frequencies that a layer type has at the length
-        of a call, the largest of its positions + 1; the module itself if `specs` lacks that layer
-        type.
+        of the longest sequence, the largest position + 1; the module itself if `specs` lacks that
+        layer type.
 
         layer_type  None: the module has one rope for all layers
         """
