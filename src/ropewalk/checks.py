@@ -134,8 +134,8 @@ def check_strategy(tables: str, spec: RopeSpec) -> str:
     possible = strategies(spec)
     if tables not in possible:
         reason = (  # if the spec can have no table
-            "only frequencies that are fixed, on one axis of integer positions and the same in all "
-            "heads have tables"
+            "tables need one axis of integer positions, and frequencies that are the same in all "
+            "heads, not learned, and independent of the length"
         )
         if "full" in possible:  # then the one that it cannot have is "two-level"
             reason = "precision 'hf' rounds angles, which then cannot be added from two levels"

@@ -29,8 +29,8 @@ THINGS, PLACES = (
 QUALITIES = ("strong", "narrow", "heavy", "golden", "broken")
 #: the share of the examples in each file
 SPLITS = {"train": 0.7, "valid": 0.15, "test": 0.15}
-#: upper bounds: lines, and the characters of all lines together; a sample is small, and more would
-#: be a typing error
+#: upper bounds for lines, and for the characters of all lines together; they catch typos, as a
+#: sample is small
 MOST_LINES, MOST_CHARACTERS = 100_000, 20_000_000
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 

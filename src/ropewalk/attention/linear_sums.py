@@ -22,7 +22,7 @@ from ropewalk.errors import RopeError
 from ropewalk.rope import Rope
 
 FORMS = ("numerator", "cosine", "rotated")
-#: tokens whose scores are formed at once
+#: tokens in a chunk; scores are formed only between tokens of the same chunk
 CHUNK = 128
 
 
@@ -189,7 +189,7 @@ def attend(
     """Return (out, kv_sum, k_sum): the output [B, H, S, Dv], and the sums of `state` with these
     tokens added.
 
-    chunk  how many tokens' scores are formed at once if causal
+    chunk  if causal, tokens in a chunk; scores are formed only between tokens of the same chunk
     eps    the output is 0 where the absolute value of the denominator is at most this
     """
     # q and k for the numerator, the other two for the denominator

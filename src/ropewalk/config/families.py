@@ -104,11 +104,11 @@ class Family:
                         hidden_size / num_attention_heads if a row gives no other;
                         `global_head_dim` is the head_dim of full-attention layers; a default of
                         `original_max_position_embeddings` comes before the key inside a rope
-    defaults_if         {condition: {config key: value}}, before `defaults`. Conditions: "scaled"
-                        (any rope_type but default), "no_rope_object", or a rope_type
+    defaults_if         {condition: {config key: value}}, which come before `defaults`. Conditions:
+                        "scaled" (any rope_type but default), "no_rope_object", or a rope_type
     layer_thetas        {layer type: its theta} if layer types have different thetas
-    full_layers         which layers have full attention without `layer_types`, where the ropes of
-                        the others differ or they have none
+    full_layers         which layers have full attention if the config has no `layer_types`; given
+                        if the other layers have another rope or none
     axis_order          the order of `mrope_section` along the pairs; None: `mrope_interleaved`
                         gives it
     unrotated           the rule by which some layers are not rotated, one of UNROTATED_RULES

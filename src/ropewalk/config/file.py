@@ -51,7 +51,7 @@ def is_gguf(path: Any) -> bool:
 
 def text_part(config: Mapping[str, Any], depth: int = 0) -> Mapping[str, Any]:
     """Return the part of a config that describes the text model; the config itself if it has no
-    parts, under the name of the text model.
+    such part, or of FLAT_TYPES a copy of it with the model_type of the text model.
 
     depth  how many parts this one is in, bounded because a dict may be a part of itself
     """

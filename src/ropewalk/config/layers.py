@@ -254,7 +254,7 @@ def _rotates(
     given = config.get("no_rope_layers")
     if given:
         return [bool(each) for each in given]
-    # the list is empty: only the code of one rule takes it as absent
+    # an empty list counts as absent only by the rule "no_rope_layers_if_not_empty"
     if given is not None and family.unrotated != "no_rope_layers_if_not_empty":
         raise RopeError(
             "no_rope_layers",

@@ -654,11 +654,12 @@ def head_dim_wrong(case: Examination, row: Mistake) -> Facts | None:
     )
     if head is None or case.text.get(keys.LATENT_KEY) is not None:
         return None
-    # only if the model has one head is it as wide as the hidden size
+    # a head as wide as the hidden size is right only in a model with one head
     too_wide = size == head and heads is not None and heads > 1
     if not head % 2 and not too_wide:
         return None
-    # an odd width next to size / heads is a slip of it; of any other, nothing is known
+    # an odd width that differs from size / heads by 1 is a typo; what another odd width stands for
+    # is not known
     new = size // heads if size and heads and size % heads == 0 else None
     name = next(key for key in keys.HEAD_DIM_KEYS if whole(case.text.get(key)))
     return {

@@ -415,9 +415,9 @@ def name_to_hf(name: str, config: DecoderConfig) -> str:
 
 
 def parts(name: str, config: DecoderConfig) -> dict[str, int]:
-    """Return {name: rows} of the tensors that files store, one below the other, instead of one of
-    our packed weights: q, k and v, gate and up, or the matrices of all experts. Empty if the weight
-    `name` is not packed.
+    """Return {name: rows} of the tensors that files store in place of one of our packed weights,
+    which is these tensors concatenated in this order: q, k and v; gate and up; or the matrices of
+    all experts. Empty if the weight `name` is not packed.
     """
     # rpartition returns an empty stem if the name does not contain the text; a name in a model
     # starts with "layers.<i>."

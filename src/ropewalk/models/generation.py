@@ -118,7 +118,7 @@ def generate(
 ) -> Tensor:
     """Return tokens [B, S] with the generated ones, [B, S + new]; `options` as in `steps`.
 
-    stream  called with the new tokens [B] of every step; `steps` is the same as an iterator
+    stream  called with the new tokens [B] of every step; to iterate over them instead, call `steps`
     """
     if stream is not None and not callable(stream):
         raise RopeError("stream", "must be a function of the new tokens [B], or None", stream)

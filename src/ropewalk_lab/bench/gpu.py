@@ -146,7 +146,7 @@ def measure(
     """
     for name in names:
         for order in ("bshd",) if name in DECODE else ("bshd", "bhsd"):
-            sets = copies(make_case(name, order, "cuda"))  # so many that they exceed the L2 cache
+            sets = copies(make_case(name, order, "cuda"))  # together they exceed the L2 cache
             row = {
                 "shape": name,
                 "order": order,

@@ -347,8 +347,8 @@ class _Target:
         )
         try:
             for swap in swaps:
-                # first, because each ModuleSwap builds a module from the changed config; that
-                # `_install` does it again changes nothing
+                # first, because each ModuleSwap builds a module from the changed config; `_install`
+                # repeats it, without effect
                 swap.install()
             # if no config key is written for the scaling, a hook computes the tables at each call
             hook = None if keys else LengthHook(change.specs)
