@@ -98,8 +98,9 @@ class Family:
                         "half". `alpha`: "dynamic" with it is NTK with a fixed factor.
                         `short_mscale`, `long_mscale`: they are the magnitude of longrope.
                         `llama_4_scaling_beta`: it scales the queries
-    renamed             {standard name: name here}. For a config key: outside a rope object, this
-                        code reads no other name of it. For a rope_type: the one that it means here
+    renamed             config keys, {standard name: name here}: outside a rope object, this code
+                        reads no other name of it. And {rope_type in a config: the standard one that
+                        this code takes it for}
     defaults            {config key: value if it is absent}. `head_dim` has the default
                         hidden_size / num_attention_heads if a row gives no other;
                         `global_head_dim` is the head_dim of full-attention layers; a default of
@@ -152,7 +153,7 @@ class Family:
         return self.defaults.get(key, COMMON_DEFAULTS.get(key))
 
     @property
-    def reads_partial(self) -> bool:
+    def unscaled_reads_fraction(self) -> bool:
         """Whether an unscaled rope reads `partial_rotary_factor`."""
         return "partial_rotary_factor" in self.reads
 

@@ -211,8 +211,8 @@ def _read_config(config: Any, precision: str) -> _Reading:
     text = text_config(config)  # 1. load
     # a config of diffusers has one rope and no other spellings, so it needs none of these steps
     if diffusion.CLASS_KEY in text:
-        spec, sources = diffusion.read(text, precision)
-        return _Reading(text[diffusion.CLASS_KEY], {diffusion.LAYER_TYPE: spec}, sources)
+        spec, found = diffusion.read(text, precision)
+        return _Reading(text[diffusion.CLASS_KEY], {diffusion.LAYER_TYPE: spec}, found)
     family = family_of(text.get("model_type"))
     objects = checked_rope_objects(text, family)  # 2. check
     ropes = layer_ropes(text, objects, family)  # 3. the rope of each layer type
@@ -225,8 +225,8 @@ def _read_config(config: Any, precision: str) -> _Reading:
             specs[name] = None
             entries.append(Entry(name, "rope", None, "this layer type is not rotated"))
         else:
-            specs[name], sources = read_layer(name, values, precision)
-            entries += sources
+            specs[name], found = read_layer(name, values, precision)
+            entries += found
     stray = [f"rope_parameters.{key}: not read beside layer types" for key in objects.stray]
     return _Reading(
         model_type=text.get("model_type"),

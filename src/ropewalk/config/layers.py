@@ -196,9 +196,10 @@ def _with_unrotated(
         return {**ropes, "full_attention": None}
     thetas = _thetas(config, family)
     rotates = _rotates(config, family, thetas)
-    if rotates is None:
-        # which layers are skipped is not known without the number of layers
-        return {**ropes, NO_ROPE: None} if _skips_layers(family) else ropes
+    if rotates is None and not _skips_layers(family):
+        return ropes  # most families: all layers of a rotated type rotate
+    if rotates is None:  # some layers do not, but which is not known without the number of layers
+        return {**ropes, NO_ROPE: None}
     layers = _layers_by_type(config, family, rotates)
     # by the rule "zero_layer_rope_theta" the thetas of layers tell only which of them rotate
     if thetas is not None and family.unrotated != "zero_layer_rope_theta":
