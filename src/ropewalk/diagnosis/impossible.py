@@ -237,7 +237,7 @@ def width_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
     """
     family, head = case.family, case.head_dim
     name = family.renamed.get("partial_rotary_factor", "partial_rotary_factor")
-    reads = family.reads_partial or "partial_rotary_factor" in family.renamed
+    reads = family.unscaled_reads_fraction or "partial_rotary_factor" in family.renamed
     if not family.known or not reads or not head or "rotary_dim" in family.reads:
         return None
     if case.model_type in row.keys:  # its class in transformers writes such a key, and reads none

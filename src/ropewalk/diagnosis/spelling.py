@@ -634,7 +634,7 @@ def _read(case: Examination) -> set[str]:
     names = {family.renamed.get(SERVED_LENGTH_KEY, SERVED_LENGTH_KEY)}
     if not family.layer_thetas:
         names.add(family.renamed.get(keys.THETA_KEYS[0], keys.THETA_KEYS[0]))
-    if family.reads_partial or keys.FRACTION_KEYS[0] in family.renamed:
+    if family.unscaled_reads_fraction or keys.FRACTION_KEYS[0] in family.renamed:
         names.add(family.renamed.get(keys.FRACTION_KEYS[0], keys.FRACTION_KEYS[0]))
     names |= {theta.key for theta in family.layer_thetas.values() if theta.key is not None}
     names |= {"rotary_dim"} & {*family.reads}
