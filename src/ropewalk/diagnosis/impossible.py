@@ -195,8 +195,9 @@ def lists_reciprocal(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def lists_known(case: Examination, row: Mistake) -> Facts | None:
-    """Find a list of LongRoPE, one of the two `keys` of the row, that lacks a few numbers or is
-    absent, where the published list is known by the numbers that are left or by the other list.
+    """Find a list of LongRoPE, one of the two `keys` of the row, that is absent, no list, or of
+    another length than the published one, which is known by most of its numbers or by the other
+    list.
     """
     for place, rope in case.ropes():
         if type_of(rope) not in ("longrope", "su"):
