@@ -325,11 +325,13 @@ def replaced_ops(rotate: Callable[..., Any], tables: Callable[..., Any]) -> Iter
 def request_tables(
     request: Request, seq: int, device: torch.device, dtype: torch.dtype, key: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of the positions of a request, by the registered op; for an inverse
-    rotation the caller negates sin.
+    """Return cos and sin of the positions of a request, from the registered op or the function that
+    replaces it; for an inverse rotation the caller negates sin.
 
-    seq, device, dtype  how many positions there are, and of what the result is
-    key                 whether the tables are for attention keys
+    seq     the number of positions
+    device  where cos and sin are
+    dtype   of cos and sin
+    key     whether they are for attention keys
     """
     positions = request.explicit_positions(seq, device)
     if _Replaced.tables is not None:
