@@ -355,9 +355,10 @@ def _as_tensor(length: Length, device: torch.device) -> Tensor | None:
 def through_op(
     xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, mapped: bool = False
 ) -> tuple[Tensor, ...]:
-    """Return `xs` rotated by a registered op. With `inplace` the op `rotate_` writes into `xs`. It
-    has no rule for vmap or for gradients, so under vmap (`mapped`), where gradients are needed, and
-    for given tables another op runs and its results are copied into `xs`.
+    """Return `xs` rotated by a registered op, or by the function that replaces it. With `inplace`
+    the op `rotate_` writes into `xs`. It has no rule for vmap or for gradients, so under vmap
+    (`mapped`), where gradients are needed, and for given tables another op runs and its results are
+    copied into `xs`.
     """
     if _Replaced.rotate is not None:
         rotated = _Replaced.rotate(xs, request)

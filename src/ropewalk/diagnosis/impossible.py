@@ -125,8 +125,8 @@ def factor_is_length(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def alpha_as_factor(case: Examination, row: Mistake) -> Facts | None:
-    """Find an alpha written as the `factor` of a dynamic rope that has no alpha: one that a published
-    model of these sizes has, or a number too large for a factor.
+    """Find an alpha written as the `factor` of a dynamic rope that has no alpha, in a family that
+    reads alpha: one that a published model of these sizes has, or a number too large for a factor.
     """
     alphas = {each["alpha"] for each in rows_of(case) if "alpha" in each}
     for place, rope in case.ropes():
@@ -264,7 +264,8 @@ def put_fraction(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def trained_length_tiny(case: Examination, row: Mistake) -> Facts | None:
-    """Find a trained length below 128 tokens, which is a factor or another number that is no length.
+    """Find a trained length below 128 tokens in a known family: a factor, or another number that is
+    no length.
     Meant is the published one or, with a factor, served length / factor.
     """
     for place, holder in case.places():
