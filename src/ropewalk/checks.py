@@ -39,7 +39,6 @@ def make_request(
     name    what an error calls the tensor if there is only one
     """
     x = xs[0]
-    # exactly one name for each tensor, because torch 2.6 compiles every zip as if it were strict
     for field, each in zip(("q", "k") if len(xs) == 2 else (name,), xs, strict=True):
         check_tensor(field, each, seq_dim, spec.head_dim)
         if isinstance(spec.axes, MixedAxes):

@@ -3,7 +3,8 @@ can be tried offline.
 
 Words of this module:
   draw        the random generator of a sample
-  characters  the least length of a text; sentences that say nothing are added until it is reached
+  characters  the least length of each text of a triplet, or of the first text of a pair; sentences
+              that say nothing are added until it is reached
 """
 
 from __future__ import annotations

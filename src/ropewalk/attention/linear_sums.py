@@ -179,8 +179,8 @@ def divide(numerator: Tensor, denominator: Tensor, eps: float) -> Tensor:
     """Return numerator / denominator, or 0 where the absolute value of the denominator is at most
     `eps`, as for queries without keys.
     """
-    has_keys = denominator.abs() > eps
-    return torch.where(has_keys, numerator / torch.where(has_keys, denominator, 1.0), 0.0)
+    defined = denominator.abs() > eps
+    return torch.where(defined, numerator / torch.where(defined, denominator, 1.0), 0.0)
 
 
 def attend(

@@ -345,7 +345,9 @@ class SoftmaxAttention(nn.Module):
         return self.encoding.rotate(q, positions, key=False, length=length)
 
     def _rotated_values(self, v: Tensor, positions: Tensor) -> Tensor:
-        """Return the values rotated like keys if the layer rotates values, otherwise v itself."""
+        """Return the values rotated like keys if the layer rotates values that are not its keys,
+        otherwise v itself.
+        """
         # a cache holds values unrotated, so that its tokens can get other positions. If `shared`,
         # the keys are the values and v has no elements
         if self.values is None or self.values.shared:

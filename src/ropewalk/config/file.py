@@ -50,8 +50,8 @@ def is_gguf(path: Any) -> bool:
 
 
 def text_part(config: Mapping[str, Any], depth: int = 0) -> Mapping[str, Any]:
-    """Return the part of a config that describes the text model; the config itself if it has no
-    such part, or of FLAT_TYPES a copy of it with the model_type of the text model.
+    """Return the part of a config that describes the text model, or the config itself if it has no
+    such part; a copy if its model_type is absent or has to be replaced by that of the text model.
 
     depth  how many parts this one is in, bounded because a dict may be a part of itself
     """

@@ -352,8 +352,9 @@ class _NormalLayer:
         """Return `rotary_dim` and `rotary_start` if only a part of the head rotates, else {}.
 
         The width is the first of these that is there: `rotary_dim`, where the family reads it; the
-        width of a latent head's slice; the family's own width; the fraction of the head. A scaled
-        rope always reads the fraction, an unscaled one only in some families.
+        width of a latent head's slice; the config's fraction of the head; the family's own width;
+        the family's fraction. An unscaled rope rotates whole heads in families that read the
+        fraction only of scaled ones.
         """
         family = self.family
         latent = self._given(keys.LATENT_KEY)
@@ -523,12 +524,14 @@ class _NormalLayer:
         return values
 
     def _setting(self, key: str, default: Any) -> Value | None:
-        """Return the value of one key of the scaling, or its default in the code of the family;
-        None if there is neither. `default`, that of the scaling's own field, is used only for the
-        rotated fraction; for other keys the scaling itself has it.
+        """Return the value of one key of the scaling; for the trained length, the rotated fraction
+        and `attention_factor` also the default in the code of the family; None if there is none.
+        `default`, that of the scaling's own field, is used only for the rotated fraction; for
+        other keys the scaling itself has it.
 
-        The trained length is the first of these that is there: that of the config itself, the
-        family's default, that of the rope object, the served length.
+        The trained length is the first of these that is there: that of the config itself (unless
+        each layer type has a rope), the family's default, that of the rope object, the served
+        length.
 
         The served length, `max_position_embeddings`, has no effect on a scaling that has `factor`
         and a trained length: its formula uses those two alone, in transformers as here. This method

@@ -872,7 +872,7 @@ def fraction_unread(case: Examination, row: Mistake) -> Facts | None:
     # latent attention has a width of its own, which an unscaled rope takes as it is; a scaled one
     # multiplies it by the fraction
     own_width = family.latent and case.rope_type == "default"
-    if not family.known or family.reads_partial or own_width:
+    if not family.known or family.unscaled_reads_fraction or own_width:
         return None
     # in p-RoPE, the rope_type "proportional", the fraction is a setting of the scaling
     if any(type_of(rope) == "proportional" for _, rope in case.ropes()):

@@ -354,7 +354,7 @@ def fraction_lost(case: Examination, row: Mistake) -> Facts | None:
     one, or, in a known family and in sizes that nobody published, a multiple of a quarter.
     """
     width, given = case.head_dim, case.get("partial_rotary_factor")
-    if not case.family.reads_partial:
+    if not case.family.unscaled_reads_fraction:
         return None
     for place, rope in case.ropes():
         lists = _lists(rope)
@@ -507,7 +507,7 @@ def _fraction_for(case: Examination, sizes: list[Any]) -> float | None:
     None if they are not, or the family's code reads no fraction.
     """
     own = [*(case.family.sections or ())]
-    if not case.head_dim or not case.family.reads_partial or not own or sizes != own:
+    if not case.head_dim or not case.family.unscaled_reads_fraction or not own or sizes != own:
         return None
     fraction = 2 * sum(sizes) / case.head_dim
     return fraction if fraction <= 1 else None

@@ -300,8 +300,8 @@ class DecodeStep:
             launch.product(x, weight, out, gate=gate, **finish)
 
     def _normed(self, x: Tensor, module: Any) -> tuple[Tensor, launch.Norm | None]:
-        """Return (x, norm) if the product norms x itself: that of a single row or of an invariant
-        step. Otherwise return (normed x, None).
+        """Return (x, norm) if `_product` is to apply the norm: for a single row and in an invariant
+        step, where it may need a launch for it. Otherwise return (normed x, None).
         """
         if len(x) == 1 or self.invariant:
             return x, _norm(module)

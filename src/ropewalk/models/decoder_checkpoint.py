@@ -188,9 +188,13 @@ def _layer_types(
 ) -> tuple[tuple[str, ...], int | None]:
     """Return the type of each of the `layers` layers, and the window of the sliding ones (None if
     no layer is sliding).
+
+    Without a window all layers are full. With one, the layers from `max_window_layers` on are
+    sliding in a Qwen 2 or 3, those that are not rotated in a SmolLM3, and all layers in the other
+    models. A Qwen 2, a Qwen 3 or a SmolLM3 may list the types instead, in `layer_types`.
     """
     window = raw.get("sliding_window")
-    # a Mistral uses any window that it has; the others only if this key says so
+    # Mistral models always use sliding_window, the others only if use_sliding_window is true
     if model_type not in ("mistral", "ministral3") and not _flag(raw, "use_sliding_window", False):
         window = None
     window = None if window is None else integer("sliding_window", window, low=1)

@@ -111,7 +111,7 @@ def periodicity(view: View) -> Any:
 
 def coverage(view: View) -> Any:
     """Draw the number of turns of each pair within the trained length, and within the served length
-    without and with scaling; a dashed line is at one turn.
+    without and with the view's scaling (YaRN if it has none); a dashed line is at one turn.
     """
     look = view.look
     figure, (ax,) = blank(look)

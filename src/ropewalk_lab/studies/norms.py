@@ -125,8 +125,8 @@ class MixedLayouts(Rotary):
 
 
 def change_attention(model: nn.Module, name: str) -> nn.Module:
-    """Give every layer of a RoPE decoder the norms of an entry of NORMS, or mixed layouts, and
-    return the model.
+    """Give every layer of a RoPE decoder the norms of an entry of NORMS, or mixed layouts, or
+    change nothing (NONE), and return the model.
     """
     if name == NONE:
         return model

@@ -402,8 +402,9 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def claims(rows: list[Row], facts: dict[str, Any]) -> list[Claim]:
-    """Return two claims for every method and objective: the loss in the last band is close to that
-    up to the trained length, and pass keys are found at the longest length.
+    """Return up to two claims for every method and objective, as far as they were measured: the
+    loss in the last band is close to that up to the trained length, and pass keys are found at the
+    longest length.
     """
     result = []
     for method in distinct(rows, "loss", "method"):

@@ -33,7 +33,7 @@ class LengthHook:
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
         """Return the output of a rotary module's forward with the frequencies for the length of the
-        longest sequence: the largest position + 1.
+        longest sequence, the largest position + 1; `output` itself if the module is patched.
         """
         if any(isinstance(vars(module).get(slot), Replacement) for slot in ("forward", HOOKED)):
             # a patched module uses the specs, and calls `at_length` itself where it runs the

@@ -184,12 +184,12 @@ def attend(
 def join(
     partial, statistics, out, first_keys, num_keys, out_row, out_head,
     GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, K_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
-    SEGMENT: tl.constexpr, SEGMENTS: tl.constexpr, WINDOW: tl.constexpr, AT_ONCE: tl.constexpr, MOST: tl.constexpr,
-    PDL: tl.constexpr,
+    SEGMENT: tl.constexpr, SEGMENTS: tl.constexpr, WINDOW: tl.constexpr, AT_ONCE: tl.constexpr,
+    MOST_SEGMENTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write DIMS dims of the attention of the one token of a row: the sum of the segments that
-    `attend` stored, of which AT_ONCE are on their way at a time. MOST is the number of segments of
-    Triton's interpreter, which cannot loop to a computed bound; otherwise 0.
+    `attend` stored, of which AT_ONCE are on their way at a time. MOST_SEGMENTS is the number of
+    segments in Triton's interpreter, which cannot loop to a computed bound; otherwise 0.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -207,7 +207,9 @@ def join(
     highest = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_BLOCK], tl.float32)
     mixed = tl.zeros([GROUP_BLOCK, DIMS], tl.float32)
-    for index in tl.range(0, MOST if MOST > 0 else end - begin, num_stages=AT_ONCE):
+    for index in tl.range(
+        0, MOST_SEGMENTS if MOST_SEGMENTS > 0 else end - begin, num_stages=AT_ONCE
+    ):
         segment = begin + index
         there = segment < end
         at = (tl.program_id(0) * SEGMENTS + segment) * GROUP + member

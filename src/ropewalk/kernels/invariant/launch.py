@@ -134,8 +134,11 @@ def one_row_tile(part: int, count: int, norm: bool) -> tuple[int, int, int]:
 
 
 def product_tile(rows: int, columns: int, depth: int, gate: bool, available: int) -> ProductTile:
-    """Return the tile of a product, on `available` multiprocessors; a single row is computed as one
-    of several. Its depth divides the terms of a part.
+    """Return the tile of a product with `columns` results for each row, sums of `depth` terms, on
+    `available` multiprocessors; a single row gets a tile of several rows.
+
+    With `gate` a result is silu(a) * b of two sums a and b. If `part_of` divides the sums, the
+    tile's depth divides the terms of a part.
     """
     if rows > MOST_TILE_ROWS:
         # many rows, as in a prompt: a large tile, which `pick_tile` does not have
@@ -202,13 +205,14 @@ def decode(
     _attend((segments,), q[:, None], k, v, out[:, None], partial, statistics, first_keys, num_keys,
             scale, SEGMENTS=segments, APART=True, TILES=_most_tiles(SEGMENT), **options)  # fmt: skip
     dims = min(JOIN_DIMS, options["DIM_BLOCK"])
-    # MOST: a compiled program finds its number of segments itself (0), the interpreter cannot
+    # MOST_SEGMENTS: Triton's interpreter cannot loop to a bound that the kernel computes, so it is
+    # given the number of segments; 0: the compiled kernel computes it
     with torch.cuda.device_of(q):
         _JOIN[(rows * k_heads, -(-head_dim // dims))](
             partial, statistics, out, first_keys, num_keys, out.stride(0), out.stride(1),
             GROUP=heads // k_heads, GROUP_BLOCK=power_of_two(heads // k_heads), K_HEADS=k_heads,
             HEAD_DIM=head_dim, DIMS=dims, SEGMENT=SEGMENT, SEGMENTS=segments, WINDOW=window or 0,
-            AT_ONCE=AT_ONCE, MOST=segments if interpreting() else 0, num_warps=4,
+            AT_ONCE=AT_ONCE, MOST_SEGMENTS=segments if interpreting() else 0, num_warps=4,
             **decode_launch.dependent_launch(q),
         )  # fmt: skip
 
