@@ -129,7 +129,7 @@ def measure() -> Iterator[dict[str, Any]]:
                 "what": "log-probabilities of trainer and sampler",
                 "largest_difference": trainer_and_sampler(model),
             }
-        for rows, prompt in ((1, 128), (1, 4096), (16, 128), (64, 128), (16, 4096)):
+        for rows, prompt in ((1, 128), (1, 4096), (1, 32768), (16, 128), (64, 128), (16, 4096)):
             tokens = torch.randint(0, config.vocab_size, (rows, prompt), device="cuda")
             times: dict[bool, list[float]] = {True: [], False: []}
             for turn in range(ROUNDS + 1):

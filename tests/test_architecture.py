@@ -286,6 +286,18 @@ def test_an_exported_program_finds_its_operators_after_the_import():
     run_alone(f"import ropewalk, torch, ropewalk.ops; {asks}")
 
 
+@pytest.mark.parametrize("name", ["families", "normal", "read"])
+def test_a_config_is_read_by_the_steps_before_and_never_by_this_module(name):
+    """`hf` reads a config in steps. What a family's row says is applied by the step that needs it, so
+    the rows themselves get no config; after the normal form nothing sees the raw keys.
+    """
+    tree = ast.parse((SOURCE / "ropewalk/config" / f"{name}.py").read_text(encoding="utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    given = {each.name for each in functions if "config" in {a.arg for a in each.args.args}}
+    # `normal_form` is the last step that gets it
+    assert given <= ({"normal_form", "_standard_names"} if name == "normal" else set())
+
+
 def test_the_package_exports_at_most_24_names():
     assert len(ropewalk.__all__) <= 24
     assert set(dir(ropewalk)) == {*ropewalk.__all__, "__version__"}

@@ -74,8 +74,8 @@ def linear(q, k, v, positions, allowed, *, form="numerator", phi="elu", scale=1.
         q, k = (rotated(t / t.norm(dim=-1, keepdim=True), positions) for t in (q, k))
         top = bottom = 1 + scale * (q @ k.mT)
     total = (bottom * allowed).sum(dim=-1, keepdim=True)
-    has_keys = total.abs() > 1e-6
-    return torch.where(has_keys, ((top * allowed) @ v) / torch.where(has_keys, total, 1.0), 0.0)
+    defined = total.abs() > 1e-6
+    return torch.where(defined, ((top * allowed) @ v) / torch.where(defined, total, 1.0), 0.0)
 
 
 def random_padding(draw: random.Random, batch, seq):

@@ -4,7 +4,7 @@ Most multi-dimensional RoPEs are a vector with the axis of each pair (`AxisMap`)
 axes or directions differ from head to head (`HeadAxes`, `GoldenAxes`), or each pair has a learned
 frequency on every axis (`MixedAxes`). A ladder is a geometric series of frequencies, theta^(-2i/d)
 for i = 0, 1, 2, ...: that of all pairs, or that of the pairs of one axis. The bounds of axes, heads
-and pairs are far above those of any model; they catch typing errors.
+and pairs are far above those of any model; they catch typos.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class HeadAxes:
     """The axis of every key head: all pairs of a head rotate by one coordinate, and each head has
     the whole ladder of frequencies (MHRoPE).
 
-    There may be a multiple of these heads in queries (grouped-query attention): each query head
-    uses the axis of its key head.
+    Queries may have a multiple of these heads (grouped-query attention): each query head uses the
+    axis of its key head.
 
     axis_of_head  the axis of each key head; -1 for a head that does not rotate
     pairs         how many pairs each head has
@@ -323,8 +323,8 @@ AXIS_ORDERS = {
 
 
 def _checked_sections(sections: Sequence[int], exactly: int | None = None) -> tuple[int, ...]:
-    """Return the number of pairs of each axis, checked; raise an error if there are not `exactly`
-    so many axes (None: any number).
+    """Return the number of pairs of each axis, checked; raise an error if the number of axes is not
+    `exactly` (None: any number).
     """
     if not isinstance(sections, list | tuple) or not sections:
         raise RopeError(

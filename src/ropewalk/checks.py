@@ -39,7 +39,6 @@ def make_request(
     name    what an error calls the tensor if there is only one
     """
     x = xs[0]
-    # exactly one name for each tensor, because torch 2.6 compiles every zip as if it were strict
     for field, each in zip(("q", "k") if len(xs) == 2 else (name,), xs, strict=True):
         check_tensor(field, each, seq_dim, spec.head_dim)
         if isinstance(spec.axes, MixedAxes):
@@ -134,8 +133,8 @@ def check_strategy(tables: str, spec: RopeSpec) -> str:
     possible = strategies(spec)
     if tables not in possible:
         reason = (  # if the spec can have no table
-            "only frequencies that are fixed, on one axis of integer positions and the same in all "
-            "heads have tables"
+            "tables need one axis of integer positions, and frequencies that are the same in all "
+            "heads, not learned, and independent of the length"
         )
         if "full" in possible:  # then the one that it cannot have is "two-level"
             reason = "precision 'hf' rounds angles, which then cannot be added from two levels"

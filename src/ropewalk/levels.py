@@ -230,21 +230,21 @@ def cos_sin_of_sum(parts: list[Any]) -> tuple[Any, Any]:
     return cos, sin
 
 
-def rows_at(xp: Any, rows: Any, digits: Any, spec: RopeSpec) -> Any:
-    """Return rows [..., S, 2, pairs] of the table of one digit, `rows` [2^bits, 2, pairs]: those of
-    the digit's values `digits` [..., S], or [axes, ..., S] with several axes.
+def rows_at(xp: Any, table: Any, digits: Any, spec: RopeSpec) -> Any:
+    """Return cos and sin [..., S, 2, pairs] from the `table` [2^bits, 2, pairs] of one digit, at
+    the values `digits` [..., S] of that digit; [axes, ..., S] with several axes.
 
     Each pair comes from the row of its own axis: the row of each axis is set to 0 in the pairs of
     other axes, and the rows are added.
     """
     if spec.num_axes == 1:
-        return rows[digits]
+        return table[digits]
     total = None
     for axis in range(spec.num_axes):
         mask = np.array(
             [axis_of_pair == axis for axis_of_pair in spec.axis_of_pair], dtype=np.float32
         )
-        part = rows[digits[axis]] * array(xp, mask)
+        part = table[digits[axis]] * array(xp, mask)
         total = part if total is None else total + part
     return total
 

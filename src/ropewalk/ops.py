@@ -325,11 +325,13 @@ def replaced_ops(rotate: Callable[..., Any], tables: Callable[..., Any]) -> Iter
 def request_tables(
     request: Request, seq: int, device: torch.device, dtype: torch.dtype, key: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of the positions of a request, by the registered op; for an inverse
-    rotation the caller negates sin.
+    """Return cos and sin of the positions of a request, from the registered op or the function that
+    replaces it; for an inverse rotation the caller negates sin.
 
-    seq, device, dtype  how many positions there are, and of what the result is
-    key                 whether the tables are for attention keys
+    seq     the number of positions
+    device  where cos and sin are
+    dtype   of cos and sin
+    key     whether they are for attention keys
     """
     positions = request.explicit_positions(seq, device)
     if _Replaced.tables is not None:
@@ -353,9 +355,10 @@ def _as_tensor(length: Length, device: torch.device) -> Tensor | None:
 def through_op(
     xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, mapped: bool = False
 ) -> tuple[Tensor, ...]:
-    """Return `xs` rotated by a registered op. With `inplace` the op `rotate_` writes into `xs`. It
-    has no rule for vmap or for gradients, so under vmap (`mapped`), where gradients are needed, and
-    for given tables another op runs and its results are copied into `xs`.
+    """Return `xs` rotated by a registered op, or by the function that replaces it. With `inplace`
+    the op `rotate_` writes into `xs`. It has no rule for vmap or for gradients, so under vmap
+    (`mapped`), where gradients are needed, and for given tables another op runs and its results are
+    copied into `xs`.
     """
     if _Replaced.rotate is not None:
         rotated = _Replaced.rotate(xs, request)

@@ -316,7 +316,7 @@ class LearnedRope(Rope):
         self, x, positions, sign, *, offset=0, seq_dim=-2, length=None, key=False, inplace=False
     ):
         """Return x rotated by learned frequencies if `sign` is 1, unrotated if it is -1; the
-        options are those of `rotation.rotate`.
+        options are those of `Rope.rotate`.
         """
         request = make_request((x,), self.spec, positions, offset, seq_dim, length)
         # to unrotate, the opposite angles and one over the magnitude

@@ -53,8 +53,8 @@ def rotate(
     frequencies here; only a `Rope` has trained ones.
 
     x          [B, H, S, D] by default; `seq_dim` is the axis of the tokens
-    positions  integer [S], [B, S] or [axes, B, S]; None counts from `offset`, an int or one for
-               each row
+    positions  integers (floats only if the spec's axes have real coordinates) [S], [B, S] or [axes,
+               B, S]; None counts from `offset`, an int or one for each row
     length     int or [B], read only by length-dependent scalings; None = each row's largest
                position + 1
     key        whether x holds attention keys, whose magnitude may differ from that of queries

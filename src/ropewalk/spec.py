@@ -28,7 +28,7 @@ LAYOUTS = ("half", "interleaved")
 PRECISIONS = ("exact", "hf_frequencies", "hf")
 #: what a magnitude may multiply: see `magnitude_on` of RopeSpec
 MAGNITUDES = ("qk", "q", "scale")
-#: the largest head_dim; it catches typing errors
+#: upper bound for head_dim; catches typos
 MAX_HEAD_DIM = 65536
 #: bounds of theta: a smaller one gives frequencies that no float32 holds
 THETA_RANGE = {"low": 1e-30}

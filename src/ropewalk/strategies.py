@@ -26,9 +26,9 @@ STRATEGIES = ("auto", "full", "two-level", "none")
 def strategies(spec: RopeSpec) -> tuple[str, ...]:
     """Return the strategies that can be used with a spec: "auto" and "none" always.
 
-    "full" and "two-level" need frequencies that are fixed, on one axis of integer positions and the
-    same in all heads. "two-level" also needs another precision than "hf", whose rounded float32
-    angles cannot be added.
+    "full" and "two-level" need one axis of integer positions, and frequencies that are the same in
+    all heads, not learned, and independent of the length. "two-level" also needs another precision
+    than "hf", whose rounded float32 angles cannot be added.
     """
     possible = {
         "full": keeps_rows(spec) and not spec.learned,
@@ -51,7 +51,8 @@ def keeps_rows(spec: RopeSpec) -> bool:
 
 def most_rows(spec: RopeSpec, strategy: str) -> int:
     """Return the largest number of float32 rows that "full" or "auto" keeps."""
-    # a row has 8 bytes for each pair: float32 cos and sin
+    # no strategy has a table for positions from 2^20 on; a row has 8 bytes for each pair: float32
+    # cos and sin
     return TWO_LEVEL_REACH if strategy == "full" else FIRST_ROWS_BYTES // (8 * spec.pairs)
 
 

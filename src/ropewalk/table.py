@@ -63,8 +63,8 @@ def _cached_or_built(
     size: Callable[[Any], int],
     fits: Callable[[Any], bool] = lambda value: True,
 ) -> Any:
-    """Return the cached value of `key` if it `fits`, else build and cache a new one, which takes
-    `size(value)` bytes; two threads may build the same value.
+    """Return the cached value of `key` if `fits` accepts it; otherwise call `build`, cache the new
+    value as `size(value)` bytes, and return it. Two threads may build the same value.
     """
     value = TABLES.newest(key)
     if value is not None and fits(value):
@@ -127,10 +127,11 @@ def cos_sin(
     key: bool = False,
     strategy: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [..., S, pairs] of positions [..., S], or of [axes, ..., S] with an axis
-    map, as new tensors.
+    """Return cos and sin [..., S, pairs] of positions [..., S], as new tensors.
 
-    spec             one whose axes differ from head to head gives [B, heads, S, pairs]
+    If the spec has several axes, positions are [axes, ..., S]. If its frequencies differ from head
+    to head, the result is [B, heads, S, pairs]; with `length` [B], it is [B, S, pairs].
+
     magnitude_power  1 applies the magnitude, 0 leaves it out (a pure rotation), -1 divides by it
                      (the inverse)
     key              True for the table of keys, where queries and keys have different magnitudes
@@ -148,8 +149,8 @@ def cos_sin(
     radians, steps = _per_row(cached.frequencies.radians), _per_row(cached.steps)
     if spec.precision == "hf":
         angles = coordinates.to(torch.float32) * radians.to(torch.float32)
-        # doubled, as transformers doubles it: the last bit of a vectorised cosine may depend on its
-        # neighbours
+        # every angle twice, as in transformers: the last bit of a vectorised cosine may depend on
+        # its neighbours
         angles = torch.cat((angles, angles), dim=-1)
         cos, sin = angles.cos()[..., : spec.pairs], angles.sin()[..., : spec.pairs]
     elif coordinates.is_floating_point():
@@ -213,7 +214,7 @@ def _from_levels(
     from_table = _two_level(levels, positions)
     if positions.device.type == "cpu" and _within_levels(positions):
         return from_table
-    # a position may be beyond the table; on other devices than the CPU, finding out would need a
+    # the table may not have a position; on other devices than the CPU, finding out would need a
     # read-back. So both are computed and selected by position
     from_phase = cos_sin_of_phase(steps, coordinates)
     inside = (coordinates >= 0) & (coordinates < TWO_LEVEL_REACH)
@@ -232,10 +233,11 @@ def _within_levels(positions: Tensor) -> bool:
 
 def _two_level(levels: Levels, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return cos and sin of positions, high * 1024 + low, by the addition theorems from one row of
-    each level. For positions beyond the table they are wrong; the caller replaces them.
+    each level. For negative positions and those from 2^20 on they are wrong; the caller replaces
+    them.
     """
     positions = positions.to(torch.int64)
-    # the clamp keeps positions beyond the table from indexing outside of it
+    # without the clamp, those positions would index outside the table
     low, high = positions & (LEVEL - 1), (positions >> LEVEL_BITS).clamp(0, LEVEL - 1)
     low_cos, low_sin, high_cos, high_sin = (
         levels[0][low],
@@ -256,12 +258,14 @@ def with_magnitude(
     key: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin times m^`magnitude_power`, rounded once to `dtype`; m is the magnitude, or
-    with xPos that of each position.
+    """Return cos and sin times factor^`magnitude_power`, rounded once to `dtype`.
 
-    frequencies  hold the magnitude, and the growth for each step from their center
-    coordinates  the positions, which the growth is multiplied by
-    key          True for keys: the magnitude may be on queries alone, and the growth is inverted
+    The factor is that of `magnitude_on`. With xPos it is also multiplied by exp(growth * (position
+    - center)) for queries, and divided by it for keys.
+
+    frequencies  hold the magnitude, and xPos's growth and center
+    coordinates  the positions; only xPos reads them
+    key          True for keys, False for queries
     """
     factor = magnitude_on(spec, frequencies.magnitude, key) ** magnitude_power
     if isinstance(factor, Tensor) and factor.ndim:
@@ -276,7 +280,9 @@ def with_magnitude(
 
 
 def magnitude_on(spec: RopeSpec, magnitude: float | Tensor, key: bool) -> float | Tensor:
-    """Return the factor that the magnitude gives to queries, or to keys if `key` is True."""
+    """Return the factor on queries, or on keys if `key` is True: the magnitude on both, or its
+    square on queries alone, or 1, as `spec.magnitude_on` says.
+    """
     if spec.magnitude_on == "qk":
         return magnitude
     return magnitude**2 if spec.magnitude_on == "q" and not key else 1.0

@@ -234,8 +234,8 @@ def _run_command(path: str, function: Callable[..., None], words: list[str], exa
 
 
 class _Refused(Exception):
-    """A refusal; its text is the one line that the command prints, about a RopeError in the words
-    of the command line, a missing package or an empty argument.
+    """The command cannot run; the text is the one line that it prints. The reason is a missing
+    package, an empty argument, or a RopeError, whose message then names options, not arguments.
     """
 
 

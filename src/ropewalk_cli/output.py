@@ -1,7 +1,7 @@
 """Plain text on a terminal or in a pipe: lines, headings and tables.
 
 Every text passes `shown`, so that nothing in a file is obeyed by the terminal. Bold and colours are
-used on a terminal only, and not if NO_COLOR is set.
+used on a terminal only, and not if NO_COLOR is set or TERM is "dumb".
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def styled(text: str, style: str, file: TextIO | None = None) -> str:
 
 
 def has_colours(file: TextIO) -> bool:
-    """Return whether bold and colours may be used: on a terminal, unless NO_COLOR is set."""
+    """Return whether a file is a terminal that shows bold and colours, unless NO_COLOR is set."""
     dumb = os.environ.get("TERM") == "dumb"
     return file.isatty() and not os.environ.get("NO_COLOR") and not dumb
 

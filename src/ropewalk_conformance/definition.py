@@ -509,14 +509,16 @@ def rotate(x: Any, cos: Any, sin: Any, rope: Rope, wrong: Wrong | None = None) -
     shown = changed(rope, wrong)
     pairs, start = shown["rotary_dim"] // 2, shown["rotary_start"]
     size = magnitude(rope, wrong)
-    # a mistake: cos and sin are laid out along the head as in the other layout
-    other = wrong.get("table_order") == "other"
-    half = shown["layout"] == "half"
+    # whether cos and sin are laid out along the head as in the layout "half"; a mistake takes the
+    # other layout
+    half_tables = shown["layout"] == "half"
+    if wrong.get("table_order") == "other":
+        half_tables = not half_tables
 
     def entry(dim: int) -> int:
         """Return the index in the tables of the cos and sin that a dimension is multiplied by."""
         i = dim - start
-        return i % pairs if half != other else i // 2
+        return i % pairs if half_tables else i // 2
 
     # pairs that a mistake adds have no entry in the tables and are not rotated
     known = min(len(line) for row in cos for line in row)

@@ -175,8 +175,8 @@ class InvFreq(Kind):
         found = [float(value) for value in found]
         # without the magnitude, which is the last of the expected numbers
         pairs, half = len(self.expected(case)) - 1, len(found) // 2
-        # repeated for both dimensions of each pair, one half after the other or side by side. Two
-        # numbers may also be one frequency and the magnitude, so they are left as they are
+        # a frequency may be given twice, once for each dimension of its pair: as two equal halves,
+        # or side by side. Two numbers may also be the frequency of a single pair and the magnitude
         if len(found) == 2 * pairs and len(found) > 2:
             if found[:half] == found[half:]:
                 found = found[:half]

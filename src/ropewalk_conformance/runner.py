@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ropewalk.errors import RopeError
@@ -54,7 +54,7 @@ class NamedMistake:
     mistake: str
     words: str
     fix: str
-    results: list[Result] = field(default_factory=list)
+    results: list[Result]
 
 
 @dataclass

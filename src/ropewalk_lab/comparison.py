@@ -28,7 +28,7 @@ EXACT = 1e-9
 
 @dataclass(frozen=True)
 class MeasuredEncoding:
-    """One encoding, measured in float64 with its initial parameters.
+    """One encoding, measured with its initial parameters: costs in float32, all else in float64.
 
     entry         where it adds positions: "input", "qk", "scores", several of them joined by " + ",
                   or "none"
@@ -45,7 +45,8 @@ class MeasuredEncoding:
                   size 1, float32
     order         exponent p if tensor_bytes grows as length^p
     excess        how far scores at distances up to 4 x `length` leave the range of those within
-                  `length`, divided by the widest such range; None if bounded
+                  `length`, divided by the widest range; there is one range for each head, dimension
+                  of q and dimension of k. None if bounded
     spread        effective number of keys (exp of the entropy of the weights) at 4 x `length`
                   tokens, divided by that at `length` tokens, for equal tokens; None if bounded
     """
@@ -236,11 +237,11 @@ def _rank(encoding: Encoding, bounded: bool) -> int:
 
 def _excess(encoding: Encoding, length: int) -> float:
     """Return how far scores beyond `length` leave the range of the scores within it, divided by the
-    widest such range; infinity if these are equal at all distances.
+    widest range of any score; infinity if each score within `length` is the same at all distances.
     """
     scores = _unit_scores(encoding, torch.arange(STRETCH * length))
     within, beyond = scores[:, :, :length], scores[:, :, length:]
-    # the range over all distances, of each query dimension, head and key dimension
+    # the range over all distances, for each query dimension, head and key dimension
     low, high = within.amin(dim=2), within.amax(dim=2)
     outside = torch.maximum(beyond.amax(dim=2) - high, low - beyond.amin(dim=2)).max().item()
     if outside <= EXACT:  # rounding errors
@@ -311,15 +312,16 @@ COLUMNS = (
 
 
 def as_markdown(rows: Iterable[MeasuredEncoding]) -> str:
-    """Return the rows as a Markdown table, with the drift of encodings that are not relative."""
+    """Return the rows as a Markdown table, one line per encoding."""
     # six columns of words are aligned left, six columns of numbers right
     lines = [COLUMNS, ("---",) * 6 + ("---:",) * 6, *(_cells(row) for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 
 def _cells(row: MeasuredEncoding) -> tuple[str, ...]:
-    """Return a row of the Markdown table, one text per column. `excess` and `spread` are measured
-    beyond the trained length; a bounded encoding refuses such positions, and both are None.
+    """Return a row of the Markdown table, one text per column. The column "relative" is "yes", or
+    "no" and the drift. `excess` and `spread` are None if the encoding is bounded: it refuses the
+    positions at which they are measured.
     """
     return (
         f"`{row.name}`",

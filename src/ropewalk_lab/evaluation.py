@@ -27,9 +27,7 @@ MAX_TOKENS = 16_384
 
 @contextmanager
 def modes_kept(module: nn.Module) -> Iterator[None]:
-    """Context manager: afterwards every module in it has its own mode, training or evaluation,
-    again.
-    """
+    """Context manager: at the end every module in it gets back its mode, training or evaluation."""
     was_training = [(each, each.training) for each in module.modules()]
     try:
         yield
@@ -47,7 +45,8 @@ def evaluating(model: Model, device: torch.device | None = None) -> Iterator[tor
     # a plain function has no mode and no parameters; an Identity stands in for it
     module = model if isinstance(model, nn.Module) else nn.Identity()
     parameter = next(module.parameters(), None)
-    # no_grad: what another model's code caches in inference mode, a later training step cannot use
+    # not inference_mode: tensors that a model caches in it could not be used by a later training
+    # step
     with modes_kept(module), torch.no_grad():
         module.eval()
         yield device or (torch.device("cpu") if parameter is None else parameter.device)

@@ -36,7 +36,7 @@ TRAIN: dict[str, Any] = {
 PUBLISHED_FOR = {"pairs": "roformer-cail", "triplets": "roformer-cail"}
 
 
-#: upper bounds for the tokens of a row and the passes over a file; more would be a typing error
+#: upper bounds for the tokens of a row and the passes over a file; they catch typos
 MOST_TOKENS, MOST_EPOCHS = 1 << 20, 1_000_000
 
 

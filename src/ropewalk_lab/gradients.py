@@ -40,8 +40,8 @@ def group_names(model: nn.Module) -> dict[str, str]:
 def parameter_groups(
     model: nn.Module, *, learning_rate: float, weight_decay: float, frequency_rate: float
 ) -> list[dict]:
-    """Return AdamW's parameter groups: only matrices have weight decay, except those of an
-    encoding.
+    """Return AdamW's parameter groups. Weight decay applies only to parameters that have two or
+    more dimensions and do not belong to an encoding.
 
     Learned frequencies have `frequency_rate` times the learning rate. A group keeps its multiple of
     the learning rate as "rate".

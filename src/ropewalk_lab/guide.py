@@ -8,6 +8,8 @@ Words of this module:
             and `length`, by which rows are chosen. `base` is theta; `tuned` the number of
             fine-tuning steps, 0 for none; `factor` how many times longer the length becomes
   score     the values [seeds, windows] of the chosen rows; the error of its mean is the noise
+  pass key  five digits that a text states once and the model must repeat at its end; rows with the
+            metric "found" have the share of them that it got right
 
 An argument that holds rows has the name of their study, such as `extend`, or of what it measured.
 """
@@ -94,7 +96,7 @@ def _new_model(base: list[Row], trained_at_512: list[Row]) -> str:
     )
 
 
-def _zero_shot(extend: list[Row], keys: list[Row]) -> str:
+def _zero_shot(extend: list[Row], real_passkey: list[Row]) -> str:
     """Return a sentence from the rows of two studies: the loss and the pass keys found with several
     methods, without training.
     """
@@ -112,17 +114,17 @@ def _zero_shot(extend: list[Row], keys: list[Row]) -> str:
         f"loss at 4x {long['dynamic_yarn']} (no scaling {long['none']}, interpolation "
         f"{long['linear']}); on short text {short['dynamic_yarn']}, as without scaling (YaRN with "
         f"factor 16: {short['yarn']}); SmolLM2 at 4x, pass keys found within and beyond the "
-        f"trained length: {_real_keys(keys, ('dynamic_yarn', 'dynamic', 'yarn', 'rerope'))}"
+        f"trained length: {_passkeys_found(real_passkey, ('dynamic_yarn', 'dynamic', 'yarn', 'rerope'))}"
     )
 
 
-def _real_keys(keys: list[Row], names: Iterable[str]) -> str:
-    """Return as text the shares of pass keys that a pretrained model found within and beyond its
-    trained length, by method.
+def _passkeys_found(real_passkey: list[Row], names: Iterable[str]) -> str:
+    """Return as text, for each method of `names`, the shares of pass keys that a pretrained model
+    found within and beyond its trained length.
     """
     shares = []
     for name in names:
-        of_method = select(keys, "found", method=name)
+        of_method = select(real_passkey, "found", method=name)
         within = [row["mean"] for row in of_method if row["length"] <= row["trained"]]
         beyond = [row["mean"] for row in of_method if row["length"] > row["trained"]]
         shares.append(f"{name} {sum(within) / len(within):.0%} and {sum(beyond) / len(beyond):.0%}")

@@ -80,7 +80,7 @@ def measure(
     progress   the title of a progress bar; empty: no bar
     """
     parallel = Parallel() if parallel is None else parallel
-    batch_size = max(1, _tokens_at_once(part, objective) // length)
+    batch_size = max(1, _batch_tokens(part, objective) // length)
     # 0: no sample is done yet
     bar = Progress(progress, part.count, 0, bool(progress) and parallel.first)
     loss, hits, count, choices = 0.0, 0.0, 0.0, []
@@ -108,9 +108,11 @@ def measure(
     return Measured(loss / count, hits / count, int(count), tuple(choices))
 
 
-def _tokens_at_once(part: Part, objective: str) -> int:
-    """Return how many tokens one forward pass may have, divided by the number of rows that a sample
-    has; of a language model, no more than MAX_LOGITS allows.
+def _batch_tokens(part: Part, objective: str) -> int:
+    """Return the bound on samples times tokens of a row in one forward pass.
+
+    Samples with several rows, such as pairs, get a smaller bound, so that all rows together have at
+    most MAX_TOKENS tokens. A language model may not have more than MAX_LOGITS logits either.
     """
     if objective in FILE_OBJECTIVES:
         rows_per_sample = {"pairs": 2, "triplets": 3, "classes": 1}[objective]

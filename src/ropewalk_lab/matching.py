@@ -74,10 +74,10 @@ class TripletBatches:
     """Batches of triplets.
 
     form="pairs" has rows (A, B) and (A, C) for a model that reads two texts at once;
-    form="triplets" has rows A, B and C. With `swap`, each pass over the triplets has a new order,
-    and B and C are exchanged at random, so that a constant answer is right half the time. Without
-    it, the samples are the triplets in their order. The target of a triplet without a label is
-    ignored.
+    form="triplets" has rows A, B and C. With `shuffle`, each pass over the triplets has a new
+    random order, and in each sample B and C are exchanged at random, so that a constant answer is
+    right half the time. Without it, the samples are the triplets in their order. The target of a
+    triplet without a label is ignored.
     """
 
     FORMS: ClassVar[tuple[str, ...]] = ("pairs", "triplets")
@@ -86,7 +86,7 @@ class TripletBatches:
     form: str = "pairs"
     tokenizer: Tokenizer = field(default_factory=Bytes)
     seed: int = 0
-    swap: bool = True
+    shuffle: bool = True
 
     def __post_init__(self) -> None:
         choice("form", self.form, self.FORMS)
@@ -103,7 +103,7 @@ class TripletBatches:
         hash of the triplets.
         """
         texts = "\0".join("\0".join((t.a, t.b, t.c, t.label or "")) for t in self.triplets)
-        order = "" if self.swap else " in order"
+        order = "" if self.shuffle else " in order"
         return (
             f"triplets {self.form} {self.tokenizer.name} {self.seed} "
             f"{hashlib.sha256(texts.encode()).hexdigest()}{order}"
@@ -113,14 +113,14 @@ class TripletBatches:
         """Return the samples with the numbers `index` as padded rows; the target of a sample is 0
         if its second text is closer to A, 1 if its third is, and IGNORED without a label.
 
-        The second and third text are B and C, or with `swap` at random C and B.
+        The second and third text are B and C, or with `shuffle` at random C and B.
         """
         index, size = np.asarray(index, dtype=np.int64), len(self.triplets)
-        places = shuffled(index, size, self.seed) if self.swap else index % size
+        places = shuffled(index, size, self.seed) if self.shuffle else index % size
         # the stream 1, because the stream 0 gives the order
         swapped = bits(self.seed, index, stream=1, count=1)[:, 0] % np.uint64(2) == 1
         rows, targets = [], []
-        for place, swap in zip(places, swapped & self.swap, strict=True):
+        for place, swap in zip(places, swapped & self.shuffle, strict=True):
             triplet = self.triplets[int(place)]
             b, c = (triplet.c, triplet.b) if swap else (triplet.b, triplet.c)
             texts = (

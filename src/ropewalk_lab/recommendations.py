@@ -1,6 +1,7 @@
-"""Recommendations by use case, derived from the rows of studies. A choice between scores needs a
-difference beyond the noise; other advice is a claim of a study with its verdict, or models whose
-loss rises by at most 0.05.
+"""Recommendations by use case, derived from the rows of studies. A score is
+recommended over others only if their difference is larger than the noise. Other advice is a claim
+of a study with its verdict, or the models whose loss rises by at most 0.05 from the trained to the
+longest length.
 
 Words of this module:
   run     a finished study in a folder; a study may have several

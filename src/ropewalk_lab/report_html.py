@@ -147,8 +147,9 @@ def recommendations_html(recommendations: Sequence[Recommendation]) -> str:
         return ""
     rows = [(each.use, each.advice, each.reason) for each in recommendations]
     note = (
-        "From the measurements below. A choice between scores needs a difference beyond the noise; "
-        "other rows are a claim with its verdict, or models whose loss rises by at most 0.05."
+        "From the measurements below. A score is recommended over others only if their difference "
+        "is larger than the noise. Other rows repeat a claim with its verdict, or list the models "
+        "whose loss rises by at most 0.05 from the trained to the longest length."
     )
     return "<h2>Recommendations</h2>" + table_html(
         Table("", ("use", "recommended", "reason"), rows, note)

@@ -49,7 +49,7 @@ MODELS: dict[str, tuple[Any, Callable[[Any], nn.Module]]] = {
     "decoder": (DecoderConfig, Decoder),
     "roformer": (RoFormerConfig, RoFormer),
 }
-#: layers, or experts, that a model may have; more would be a typing error
+#: upper bound for the layers, and for the experts, of a model; catches typos
 MOST_LAYERS = 10_000
 #: the model head that a RoFormer needs for each objective
 _ROFORMER_HEADS = {

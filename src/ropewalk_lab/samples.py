@@ -3,7 +3,8 @@ can be tried offline.
 
 Words of this module:
   draw        the random generator of a sample
-  characters  the least length of a text; sentences that say nothing are added until it is reached
+  characters  the least length of each text of a triplet, or of the first text of a pair; sentences
+              that say nothing are added until it is reached
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ THINGS, PLACES = (
 QUALITIES = ("strong", "narrow", "heavy", "golden", "broken")
 #: the share of the examples in each file
 SPLITS = {"train": 0.7, "valid": 0.15, "test": 0.15}
-#: upper bounds: lines, and the characters of all lines together; a sample is small, and more would
-#: be a typing error
+#: upper bounds for lines, and for the characters of all lines together; they catch typos, as a
+#: sample is small
 MOST_LINES, MOST_CHARACTERS = 100_000, 20_000_000
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 

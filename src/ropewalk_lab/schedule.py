@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ropewalk.errors import integer
 
-#: the most tokens of one step; more would be a typing error
+#: upper bound for the tokens of one step; catches typos
 MOST_TOKENS = 1 << 28
 
 

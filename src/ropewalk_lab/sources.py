@@ -32,7 +32,8 @@ SKIPPED = (
     "encodings",
     "__pycache__",
 )
-#: if there are fewer files, they are cut into pieces, since each split needs several documents
+#: if there are fewer files, each is cut into pieces of 1 / FEW_FILES of its bytes, within the bounds
+#: below, since each split needs several documents
 FEW_FILES = 20
 #: bounds on the bytes of a piece of a file, which then goes on to the end of its line
 LONGEST_PIECE, SHORTEST_PIECE = 1 << 20, 2048
@@ -182,11 +183,11 @@ def _files_of(path: Path) -> list[tuple[str, Path]]:
 
 
 def _pieces_of(name: str, path: Path) -> Iterator[Document]:
-    """Yield a file in pieces of 1 / FEW_FILES of its bytes, but at least SHORTEST_PIECE and at most
-    LONGEST_PIECE.
+    """Yield a file in pieces, so that a single file gives several documents.
 
-    Each piece then goes on to the end of its line, though to no more than twice its size; the last
-    one has what is left.
+    A piece has the bytes of the file divided by FEW_FILES, but at least SHORTEST_PIECE and at most
+    LONGEST_PIECE, and then goes on to the end of its line, by at most its size again. The last one
+    has what is left.
     """
     size = max(SHORTEST_PIECE, min(LONGEST_PIECE, path.stat().st_size // FEW_FILES))
     with path.open("rb") as file:

@@ -59,7 +59,8 @@ def transcription(order: Callable[[np.ndarray], np.ndarray]) -> Callable[..., Sa
     """Return a function that makes samples "x1 ... xn|y1 ... yn", where y is x in another order.
 
     `order` takes words x [B, largest n] as letter numbers, with len(LETTERS) in the columns after
-    the last letter, and returns for each column the index of its y in x, of the same shape.
+    the last letter, and returns for each column of y the index of its letter in x, of the same
+    shape.
     """
 
     def make(seed: int, index: np.ndarray, length: int, least: float = 1.0) -> Sample:
@@ -161,7 +162,7 @@ def recall(
     names = bits(seed, index, stream=0, count=len(LETTERS)).argsort(1)[:, :n]  # n different letters
     values = below(seed, index, stream=1, count=n, high=len(DIGITS))
     random_order = bits(seed, index, stream=2, count=slots)
-    # this slot sorts first, so the pair in question gets it
+    # the slot at `depth` gets the smallest number, so it sorts first and takes the pair in question
     random_order[rows, at_depth(seed, index, slots - 1, depth)] = 0
     where = random_order.argsort(1, kind="stable")[:, :n]
     tokens = np.full((len(index), length), FILLER, dtype=np.uint8)

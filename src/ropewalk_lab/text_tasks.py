@@ -79,7 +79,7 @@ def _fact_in_filler(
             length,
         )
     random_order = bits(seed, index, stream=3, count=slots)
-    # this slot sorts first, so the first fact gets it
+    # the slot at `depth` gets the smallest number, so it sorts first and takes the first fact
     random_order[np.arange(batch), at_depth(seed, index, slots - 1, depth)] = 0
     where = random_order.argsort(1, kind="stable")[:, : len(facts)]
     spare = (length - question.shape[1]) - slots * size  # columns that no slot has

@@ -13,6 +13,7 @@ from ropewalk.encodings.bias import Alibi
 from ropewalk.encodings.fourier import Fourier
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError
+from ropewalk.positions import Image, Text, Video
 
 BATCH, HEADS, SEQ, HEAD_DIM = 2, 3, 7, 10
 SIZES = Sizes(HEADS, HEAD_DIM, HEADS * HEAD_DIM, 64)
@@ -130,6 +131,20 @@ def test_beams_are_reordered_and_drafts_rolled_back():
     assert cache.next_positions.tolist() == [4, 4]
     cache.append(k[:, :, :1], v[:, :, :1], torch.tensor([[4], [4]]))
     assert torch.equal(cache.seen.k[:, :, :4], before[[1, 1]][:, :, :4])
+
+
+def test_tokens_after_an_image_follow_its_last_row_and_column():
+    """The next position is beyond those of all axes, as `decode_positions` counts them."""
+    rows = [
+        [Text(2), Image(2, 4)],  # columns reach farthest
+        [Text(4), Image(6, 1)],  # rows do
+        [Text(3), Video(7, 1, 1)],  # time does
+    ]
+    positions, delta = rw.positions.multimodal(rows)
+    k, cache = torch.randn(3, HEADS, 10, HEAD_DIM), KVCache()
+    cache.append(k, k, positions)
+    expected = rw.positions.decode_positions(delta, index=10)[0, :, 0]
+    assert torch.equal(cache.next_positions, expected)
 
 
 def test_beams_with_positions_on_several_axes_are_reordered():

@@ -91,3 +91,32 @@ def test_an_archive_is_that_of_one_name(capsys, fetched, tmp_path):
     code, _, err = command_line.call(capsys, *words, "moby-dick")
     assert code == 2
     assert err.startswith("ropewalk: --archive: must be given with one NAME only")
+
+
+def test_every_option_of_a_run_reaches_its_studies(monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(
+        "ropewalk_lab.studies.run_study", lambda *given, **named: calls.append((given, named))
+    )
+    monkeypatch.setattr(lab, "_write_report", lambda *_: None)
+    lab.run(
+        ["relative", "passkey"],
+        preset="smoke",
+        seeds=3,
+        out=tmp_path,
+        change=["seeds=2"],
+        device="cpu",
+        models=tmp_path / "models",
+        workers=2,
+        json=True,
+    )
+    for name, (given, named) in zip(("relative", "passkey"), calls, strict=True):
+        assert (given[0].name, *given[1:]) == (name, "smoke", tmp_path)
+        assert named == {
+            "seeds": 3,
+            "changes": ["seeds=2"],
+            "device": "cpu",
+            "models": tmp_path / "models",
+            "workers": 2,
+            "quiet": True,
+        }

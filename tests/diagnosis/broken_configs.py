@@ -714,6 +714,12 @@ BROKEN = [
         changed(SMOLLM3, no_rope_layers=[3, 7, 11, 15, 19, 23, 27, 31, 35]),
         SMOLLM3,
     ),
+    # the same layers, counted from 1
+    Broken(
+        "no_rope_layers_numbers",
+        changed(SMOLLM3, no_rope_layers=[4, 8, 12, 16, 20, 24, 28, 32, 36]),
+        SMOLLM3,
+    ),
     Broken("published_scaling_lost", changed(LLAMA31, None), LLAMA31),
     Broken(
         "published_scaling_differs",

@@ -18,6 +18,7 @@ from engines.matrix_rows import rows
 from engines.record import TABLES, recorded_rope
 from ropewalk import RopeError
 from ropewalk_lab.engines_run.measured import LayerRope, cells, verdict
+from ropewalk_lab.engines_run.small import small_config
 
 RESULTS = Path(__file__).parents[2] / "results"
 #: one config of each kind
@@ -156,3 +157,37 @@ def test_an_engine_that_takes_too_long_is_named(monkeypatch, tmp_path):
         RopeError, match=r"engine: must run to its end within 0\.2 seconds; got 'slow'"
     ):
         installed.run("slow", [], timeout=0.2)
+
+
+@pytest.mark.parametrize("model_type", ["hunyuan_vl", "paddleocr_vl"])
+def test_a_flat_config_with_a_vision_part_becomes_small(model_type):
+    sizes = {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 18}
+    vision = {"model_type": f"{model_type}_vision", "num_hidden_layers": 27}
+    small = small_config(
+        {
+            "model_type": model_type,
+            **sizes,
+            "vocab_size": 103424,
+            "torch_dtype": "bfloat16",
+            "vision_config": vision,
+        }
+    )
+    assert small == {
+        "model_type": model_type,
+        "hidden_size": 128,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "vocab_size": 128,
+        "vision_config": {**vision, "num_hidden_layers": 2},
+    }
+
+
+def test_the_parts_of_a_config_become_small():
+    text, rope = {"model_type": "qwen3_vl_text", "num_hidden_layers": 36}, {"rope_type": "default"}
+    config = {"model_type": "qwen3_vl", "text_config": {**text, "rope_parameters": rope}}
+    small = small_config(config | {"torch_dtype": "bfloat16"})
+    assert small == {
+        "model_type": "qwen3_vl",
+        "text_config": {**text, "num_hidden_layers": 2, "rope_parameters": rope},
+        "torch_dtype": "bfloat16",
+    }

@@ -226,6 +226,20 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused():
         rw.fit(llama(), 2048, trained=1024, text=TEXT.repeat(20), tokenizer=encode, windows=2)
 
 
+@pytest.mark.parametrize("part", ["input", "output"])
+def test_a_token_of_one_vocabulary_alone_is_refused(part):
+    """The embedding or the head may be padded to more tokens than the other has."""
+    model = llama()
+    if part == "input":
+        model.set_input_embeddings(torch.nn.Embedding(64, 48))
+    else:
+        model.set_output_embeddings(torch.nn.Linear(48, 64, bias=False))
+    text = TEXT.clone()
+    text[7] = 61
+    with pytest.raises(RopeError, match="text: must have tokens from 0 to 60"):
+        fit(model, text=text)
+
+
 def test_logits_that_are_not_finite_are_refused():
     model = llama()
     model.lm_head.weight.data[5, 5] = float("nan")

@@ -126,6 +126,22 @@ def test_key_tokens_are_repeats_that_only_the_long_context_holds(distance):
         assert key_tokens(Copier(), window, 32).mask.nonzero().flatten().tolist() == expected, place
 
 
+@pytest.mark.parametrize(
+    ("short", "long", "is_key"), [(3.9, 1.8, True), (3.7, 1.8, False), (4.2, 2.1, False)]
+)
+def test_a_key_token_loses_more_than_two_nats_and_ends_below_two(short, long, is_key):
+    """The long context has at least 24 tokens before each token, the short one at most 9."""
+
+    class Steps:
+        def losses(self, tokens, first=1):
+            place = torch.arange(tokens.shape[1]).expand(tokens.shape)
+            return torch.where(place < 16, short, long)[:, first:]
+
+    mask = key_tokens(Steps(), torch.arange(70), 32).mask  # type: ignore[arg-type]
+    # token 1 is the first of the mask; a token near the start has few tokens before it in both
+    assert mask.tolist() == [is_key and token >= 16 for token in range(1, 70)]
+
+
 def test_pieces_of_one_length_are_read_in_one_pass():
     reader = Copier()
     limited_losses(reader, torch.arange(41), 8, 3)

@@ -258,7 +258,7 @@ def test_a_row_says_whether_the_unscaled_rope_reads_partial_rotary_factor(name):
         if "RotaryEmbedding" in key and hasattr(found, "compute_default_rope_parameters")
     ]
     radians, _ = made[0].compute_default_rope_parameters(config, layer_type="layer")
-    assert len(radians) == (4 if FAMILIES[name].reads_partial else 8)
+    assert len(radians) == (4 if FAMILIES[name].unscaled_reads_fraction else 8)
 
 
 @pytest.mark.parametrize("rotary_dim", [8, 16])

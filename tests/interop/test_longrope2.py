@@ -10,7 +10,7 @@ import pytest
 
 import ropewalk as rw
 from ropewalk import RopeError
-from ropewalk.interop.extend import critical_dimension, rescale_factors, search_longrope2
+from ropewalk.interop.extend import critical_pair, rescale_factors, search_longrope2
 
 FACTOR, PAIRS, THETA, LENGTH = 4.0, 16, 1e4, 512
 CONFIG = {
@@ -31,9 +31,9 @@ CONFIG = {
     [(96, 1e4, 2048, 19, 31), (128, 5e5, 8192, 24, 35)],
     ids=["phi3", "llama3"],
 )
-def test_the_critical_dimension_is_that_of_the_paper(dim, theta, length, first, last):
-    assert critical_dimension(dim, theta, length) == last
-    assert critical_dimension(dim, theta, length, turns=10.0) == first
+def test_the_critical_pair_is_that_of_the_paper(dim, theta, length, first, last):
+    assert critical_pair(dim, theta, length) == last
+    assert critical_pair(dim, theta, length, turns=10.0) == first
 
 
 def test_factors_of_fast_pairs_follow_from_that_of_the_critical_pair():

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from ropewalk.kernels import invariant
+from ropewalk.kernels.decode_step.definition import Norm
 from ropewalk.kernels.invariant import launch
 from ropewalk.models import Decoder, DecoderConfig
 from ropewalk.models.decode_step import DecodeStep, captured_step
@@ -65,6 +67,77 @@ def test_attention_is_right_and_a_query_alone_has_the_same_bits(heads, dims, win
             q[:, token : token + 1], k[:, :, :keys], v[:, :, :keys], first, 0.3, window
         )
         assert torch.equal(alone[:, 0], found[:, token])
+
+
+def test_a_token_over_keys_of_one_segment_is_right():
+    torch.manual_seed(4)
+    q, k, v = torch.randn(2, 1, 3, 12), *(torch.randn(2, 1, 14, 12) for _ in range(2))
+    first = torch.tensor([0, 9])
+    found = invariant.attention(q, k, v, first, 0.3)
+    want = dense(q, k, v, first, 0.3, None)
+    torch.testing.assert_close(found.double(), want, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("depth", [40, 1020, 2100, 4200])
+@pytest.mark.parametrize("finish", ["store", "add", "gate"])
+def test_products_of_small_integers_are_exact_for_one_row_and_for_several(depth, finish):
+    """Sums of small integers are exact in any order, so one that leaves a term out is seen. Triton's
+    interpreter cannot multiply bfloat16.
+    """
+    torch.manual_seed(depth)
+    rows, columns = 3, 21
+    x, weight = (
+        torch.randint(-3, 4, (count, depth)).to(torch.float16)
+        for count in (rows, 2 * columns if finish == "gate" else columns)
+    )
+    bias, residual = torch.randint(-9, 9, (len(weight),)), torch.randint(-9, 9, (rows, columns))
+    if finish == "gate":
+        weight = weight / 16  # the sigmoid of a large sum would overflow in NumPy
+    bias, residual = bias.to(x.dtype), residual.to(x.dtype) if finish == "add" else None
+    sums = x.double() @ weight.double().T + bias.double()
+    if finish == "gate":
+        first, second = sums.chunk(2, dim=-1)
+        want = F.silu(first) * second
+    else:
+        want = sums if residual is None else sums + residual.double()
+    for given in (slice(0, rows), slice(1, 2)):
+        added = None if residual is None else residual[given]
+        found = launch.product(x[given], weight, bias, added, finish == "gate")
+        if finish == "gate":
+            torch.testing.assert_close(found.double(), want[given], rtol=5e-3, atol=1e-6)
+        else:
+            assert torch.equal(found, want[given].to(x.dtype))
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_a_row_that_the_product_norms_has_the_bits_of_one_that_was_normed_before(gate):
+    torch.manual_seed(5)
+    dtype = torch.float16
+    x, weight, norm = torch.randn(1, 2100), torch.randn(14, 2100) / 50, torch.rand(2100)
+    x, weight, norm = x.to(dtype), weight.to(dtype), Norm(norm.to(dtype), 1e-5)
+    out = torch.empty(1, 7 if gate else 14, dtype=dtype)
+    launch.product_into(x, weight, out, norm=norm, gate=gate)
+    before = launch.normed(x, norm.weight, norm.eps)
+    assert torch.equal(out, launch.product(before, weight, None, None, gate))
+    want = F.rms_norm(x.double(), (2100,), norm.weight.double(), norm.eps) @ weight.double().T
+    if gate:
+        want = F.silu(want[:, :7]) * want[:, 7:]
+    assert (out.double() - want).norm() < 1e-2 * want.norm()
+
+
+# NumPy's warnings about the last two rows
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_the_norm_is_right_for_rows_of_any_size_and_shows_what_is_not_finite():
+    torch.manual_seed(6)
+    x, weight = torch.randn(7, 45), torch.rand(45)
+    x[1] *= 1e15
+    x[2] *= 1e-15
+    x[3] = 0.0
+    x[4, 7], x[5, 8], x[6, 9] = 1e8, float("inf"), float("nan")
+    found = launch.normed(x, weight, 1e-5)
+    want = F.rms_norm(x.double(), (45,), weight.double(), 1e-5)
+    torch.testing.assert_close(found[:5].double(), want[:5], rtol=1e-6, atol=1e-9)
+    assert found[5:].isnan().all()
 
 
 @pytest.mark.parametrize("window", [None, 21])

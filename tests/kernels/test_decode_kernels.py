@@ -4,6 +4,7 @@ machine code for sm_90.
 
 import re
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -260,6 +261,46 @@ def test_torchs_product_computes_many_rows_long_sums_the_logits_and_float32(
     rows, columns, depth, size, gate, library
 ):
     assert library_is_faster(rows, columns, depth, size, gate) == library
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16, 64, 65])
+def test_the_tile_of_an_invariant_product_divides_the_parts_of_its_sums(rows):
+    from ropewalk.kernels.invariant import launch
+
+    for columns, depth in product((64, 1024, 4096, 4097), (40, 896, 1024, 3072, 14336)):
+        part = launch.part_of(columns, depth)
+        assert (part == 0) == (columns > 4096 or columns * depth > 1 << 25)
+        assert 8 * part >= depth or not part
+        for gate in (False, True):
+            tile = launch.product_tile(rows, columns, depth, gate, 132)
+            assert part % tile.depth == 0
+        for norm in (False, True):
+            weight_rows, tile_depth, warps = launch.one_row_tile(part, columns, norm)
+            # a thread has the weights of two steps in registers, or of the only one
+            steps = 2 if tile_depth < part else 1
+            assert steps * weight_rows * 8 * tile_depth <= 4 * 32 * warps * 64
+
+
+@needs_triton_3_6
+def test_the_machine_code_of_invariant_products_has_no_spills(tmp_path, monkeypatch):
+    from hopper import CompileInstead, registers_and_spills
+
+    from ropewalk.kernels.decode_step import launch as decode_launch
+    from ropewalk.kernels.invariant import launch
+
+    built: list = []
+    zeros = partial(torch.zeros, dtype=torch.bfloat16)
+    for module, name in ((launch, "_ONE_ROW"), (decode_launch, "_PRODUCT")):
+        compiled = CompileInstead(getattr(module, name), built, PDL=True)
+        monkeypatch.setattr(module, name, compiled)
+    norm = decode_launch.Norm(zeros(2048), 1e-6)
+    for depth, columns in ((2048, 3072), (8192, 2048), (3072, 1024)):
+        x, weight = zeros(1, depth), zeros(columns, depth)
+        launch.product_into(x, weight, zeros(1, columns), norm=norm if depth == 2048 else None)
+    x, weight = zeros(64, 2048), zeros(4096, 2048)
+    launch.product_into(x, weight, zeros(64, 2048), gate=True)
+    assert [name for name, _ in built] == [*["product_of_one_row"] * 3, "product"]
+    assert all(registers_and_spills(code, tmp_path)[1] == 0 for _, code in built)
 
 
 @needs_triton_3_6

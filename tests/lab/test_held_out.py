@@ -124,7 +124,7 @@ def test_samples_without_a_label_count_in_no_share_and_get_a_choice(objective):
         right, wrong = (-F.log_softmax(of_sample[0], 0)[i].item() for i in (0, 1))
     else:
         batches = TripletBatches(
-            [Triplet("x", "y", "z", each) for each in labels], objective, swap=False
+            [Triplet("x", "y", "z", each) for each in labels], objective, shuffle=False
         )
         if objective == "pairs":
             of_sample = torch.tensor([[2.0], [1.0]])  # the scores of (A, B) and (A, C)

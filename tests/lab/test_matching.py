@@ -52,7 +52,7 @@ def test_no_text_a_is_in_both_splits():
 def test_the_constant_answer_is_right_half_of_the_time():
     targets = TripletBatches(MANY).batch(np.arange(600), 40).targets
     assert 0.42 < targets.float().mean() < 0.58
-    assert TripletBatches(MANY, swap=False).batch(np.arange(60), 40).targets.sum() == 0
+    assert TripletBatches(MANY, shuffle=False).batch(np.arange(60), 40).targets.sum() == 0
 
 
 def test_the_last_random_bit_of_a_sample_says_whether_it_is_swapped():
@@ -86,7 +86,7 @@ def test_every_triplet_once_before_any_comes_again():
 
 def test_two_long_texts_each_get_half_of_the_row():
     long = [Triplet("a" * 99, "b" * 99, "c" * 99, "B")]
-    batch = TripletBatches(long, swap=False).batch(np.array([0]), 20)
+    batch = TripletBatches(long, shuffle=False).batch(np.array([0]), 20)
     assert [bytes(row.tolist()) for row in batch.inputs] == [
         b"a" * 9 + b"\0" + letter * 10 for letter in (b"b", b"c")
     ]
@@ -121,14 +121,16 @@ def test_losses_of_pairs_and_triplets_of_right_and_of_wrong_choices(form, object
 
 def test_triplets_in_their_order_have_another_fingerprint():
     triplets = [Triplet("a", "b", "c", "B"), Triplet("d", "e", "f", "C")]
-    assert TripletBatches(triplets).fingerprint != TripletBatches(triplets, swap=False).fingerprint
+    assert (
+        TripletBatches(triplets).fingerprint != TripletBatches(triplets, shuffle=False).fingerprint
+    )
 
 
 FIRST = [Triplet("a", "b", "c", "B"), Triplet("d", "e", "f", "C")]
 OTHERS = {
     "form": TripletBatches(FIRST, "triplets"),
     "seed": TripletBatches(FIRST, seed=1),
-    "order": TripletBatches(FIRST, swap=False),
+    "order": TripletBatches(FIRST, shuffle=False),
     "order of lines": TripletBatches(FIRST[::-1]),
     "label": TripletBatches([Triplet("a", "b", "c", "C"), FIRST[1]]),
     "no label": TripletBatches([Triplet("a", "b", "c", None), FIRST[1]]),
@@ -160,7 +162,7 @@ def test_another_seed_gives_another_order():
 
 
 def test_rows_of_two_texts_say_which_text_is_which_and_rows_of_one_do_not():
-    pair = TripletBatches(FIRST, swap=False).batch(np.arange(2), 8)
+    pair = TripletBatches(FIRST, shuffle=False).batch(np.arange(2), 8)
     assert pair.inputs.shape == (4, 8)
     assert {tuple(row) for row in pair.types.tolist()} == {
         (0, 0, 1, 0, 0, 0, 0, 0)
@@ -171,5 +173,5 @@ def test_rows_of_two_texts_say_which_text_is_which_and_rows_of_one_do_not():
 
 def test_a_triplet_without_a_label_is_not_counted():
     known = [Triplet("a", "b", "c", "B"), Triplet("d", "e", "f", None), Triplet("g", "h", "i", "C")]
-    batch = TripletBatches(known, swap=False).batch(np.arange(3), 8)
+    batch = TripletBatches(known, shuffle=False).batch(np.arange(3), 8)
     assert (batch.targets.tolist(), batch.count) == ([0, -100, 1], 2)

@@ -3,6 +3,7 @@
 import copy
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from ropewalk.config.hf import from_hf
 from ropewalk.errors import RopeError
 from ropewalk.interop.patch import patched
+from ropewalk.spec import RopeSpec
 from ropewalk_lab.fit.methods import extended
 from ropewalk_lab.fit.reader import Reader
 from ropewalk_lab.long_ce import chunked_loss, token_weights
@@ -75,14 +77,15 @@ def test_a_chunk_has_as_many_tokens_as_logits_fit_and_at_least_one(most, sizes, 
 
 def test_mean_kl_equals_the_kl_of_all_logits_at_once(tiny):
     model, encode = tiny
-    rounded = copy.deepcopy(model).to(torch.float16)
+    # the KL of the float16 model, 1e-6, would be near the rounding errors of float32
+    rounded = copy.deepcopy(model).to(torch.bfloat16)
     tokens = real_windows(["python"], encode, 33, 2)[:1]
     with torch.no_grad():
         exact, other = (
             each(tokens).logits[0].double().log_softmax(-1) for each in (model, rounded)
         )
     expected = float((exact.exp() * (exact - other)).sum(-1).mean())
-    assert real_precision.mean_kl(model, rounded, tokens, 0) == pytest.approx(expected, rel=2e-2)
+    assert real_precision.mean_kl(model, rounded, tokens, 0) == pytest.approx(expected, rel=1e-2)
     assert real_precision.mean_kl(model, model, tokens, 0) == pytest.approx(0.0, abs=1e-7)
 
 
@@ -218,6 +221,15 @@ def test_clipped_pairs_and_longrope_factors_follow_from_the_model(name, options,
     torch.testing.assert_close(meter.reader.losses(window), before)
     with pytest.raises(RopeError, match="search"):
         real_tune._method("longrope", meter, 0, spec)
+
+
+@pytest.mark.parametrize("trained", [7, 30, 300, 5000])
+def test_the_clipped_pairs_are_those_that_complete_no_turn_in_training(trained):
+    spec = RopeSpec(20, 500.0)
+    meter = SimpleNamespace(samples=SimpleNamespace(trained=trained))
+    method = real_tune._method("clipped", meter, 0, spec)  # type: ignore[arg-type]
+    turns = [trained / (2 * math.pi * 500 ** (pair / 10)) for pair in range(10)]
+    assert method.options == {"pairs": sum(each < 1 for each in turns)}
 
 
 TUNED = sorted({method for preset in real_tune.PRESETS.values() for method in preset["methods"]})

@@ -143,7 +143,7 @@ def test_a_model_that_finds_the_subject_reaches_the_best_possible_accuracy():
                     found[i, :, place] += 5.0 * (f"[{matter}]" in text)
             return found
 
-    batches = TripletBatches(cases, "triplets", swap=False)
+    batches = TripletBatches(cases, "triplets", shuffle=False)
     seen = matching.right(Counts(), batches, 80, torch.device("cpu"))
     assert seen.mean() == 1.0
     cut = matching.right(Counts(), batches, 32, torch.device("cpu"))

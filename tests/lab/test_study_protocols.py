@@ -317,7 +317,7 @@ def test_matching_is_measured_on_cases_that_were_not_trained_on(monkeypatch, tra
     )
     assert list(asked.batches.triplets) == train
     assert list(batches.triplets) == valid
-    assert not batches.swap
+    assert not batches.shuffle
     assert cut == 24
     assert asked.preset.model["encoding"] == "rope"
     assert asked.preset.train.stages == (Stage(24, 4, 6),)

@@ -157,6 +157,26 @@ def test_rope_beyond_its_length_stands_beside_the_stated_multiples_of_512():
     assert properties == {"rope": ("0", "1.50"), "none": ("20,000", "1.00")}
 
 
+def test_stated_figures_of_encodings_have_ours_of_the_length_that_they_are_about():
+    """Beside the length generalisation stands the loss at twice the trained length, beside causal
+    models that at the trained one, and beside ALiBi's extrapolation that at every length.
+    """
+    losses = {8: 1.0, 16: 1.5, 32: 2.0}
+    rows = [row("loss", mean, model="rope", seed=0, length=n) for n, mean in losses.items()]
+    rows += [row("accuracy", 0.25, model="rope", seed=0, length=n) for n in losses]
+    rows.append(row("parameters", 0, model="rope", seed=0))
+    ours = encodings.findings(rows, {}).ours
+    for name, lengths in {
+        "nope-length-generalisation": [16],
+        "nope-causal": [8],
+        "alibi-extrapolation": [8, 16, 32],
+    }.items():
+        assert ours[name].columns == tuple(f"loss at {n}" for n in lengths)
+        assert ours[name].cells["rotary"] == tuple(f"{losses[n]:.3f}" for n in lengths)
+    assert ours["glue"].columns == ("loss at 8", "accuracy of the next byte at 8")
+    assert ours["glue"].cells["RoPE"] == ("1.000", "25.0%")
+
+
 def test_an_extended_model_is_shown_on_long_and_on_short_text():
     def losses(method, tuned, factor, near, far):
         fields = {"method": method, "tuned": tuned, "factor": factor}

@@ -101,6 +101,18 @@ def test_left_padded_rows_get_the_tokens_of_each_row_alone(attention, cache):
     assert torch.equal(both[1:, 3:], model.generate(short, 6))
 
 
+def test_padding_is_no_repeated_token(model):
+    """A short row beside a long one gets the tokens that it gets alone, even if the token of the
+    padding is the one that it continues with.
+    """
+    long, short = tokens(batch=1, seq=8), tokens(batch=1, seq=5)
+    alone = model.generate(short, 6, repetition_penalty=50.0)
+    batch = torch.cat((long, torch.cat((alone[:, 5:6].expand(1, 3), short), dim=1)))
+    padding = torch.tensor([[True] * 8, [False] * 3 + [True] * 5])
+    both = model.generate(batch, 6, padding=padding, repetition_penalty=50.0)
+    assert torch.equal(both[1:, 3:], alone)
+
+
 def test_the_sinks_of_left_padded_rows_are_their_first_real_tokens(model):
     """The logits of every step are as if each row were alone: padding does not take the place of
     sinks.

@@ -35,7 +35,9 @@ class Numbers(Protocol):
 
 def radians(spec: RopeSpec, length: int | None = None) -> tuple[float, ...]:
     """Return the frequency of every pair, not rounded to float32 whatever the spec's precision;
-    `length` is the sequence length, which some scalings depend on; None: the trained length.
+    raise an error if they are learned for every head or differ from head to head.
+
+    length  the sequence length, which some scalings depend on; None: the trained length
     """
     require_one_series(spec)
     return spec.with_(precision="exact").ladder_frequencies(length).radians

@@ -136,10 +136,11 @@ def sdpa_why_not(call: Call) -> str | None:
 
 def run_sdpa(call: Call) -> tuple[Tensor, None]:
     """Run torch's scaled_dot_product_attention: with is_causal=True if causality is the only mask,
-    no key is cached and there is no bias, else with masks and bias, if any, as one tensor.
+    no key is cached and there is no bias, else with masks and bias, if any, as one tensor. A single
+    last query without other masks needs neither.
 
-    Attention with a window is computed in blocks of queries, each over the keys that the block
-    sees, so work grows with length times window.
+    With a window, and more queries than one block has, attention is computed in blocks of queries,
+    each over the keys that the block sees, so work grows with length times window.
     """
     visible, (q_len, k_len) = call.visible, call.lengths
     block = max(FEWEST_IN_BLOCK, visible.window or 0)

@@ -1,7 +1,7 @@
 """Packed documents: tokens of a row with equal document indices are one document, whether or not
 they are neighbours.
 
-Linear attention forms the scores of `chunk` tokens at a time; what earlier chunks add is in sums.
+Linear attention forms scores only between tokens of the same chunk; earlier chunks are in sums.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def attend_in_documents(
     v          the values [B, H, S, Dv]
     documents  [B, S], the number of each token's document
     causal     whether a query attends only to tokens up to itself
-    chunk      how many tokens' scores are formed at once
+    chunk      tokens in a chunk; scores are formed only between tokens of the same chunk
     eps        the result of a query is 0 if the absolute value of its denominator is at most this,
                as for a query without keys
     """

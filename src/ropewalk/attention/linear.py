@@ -80,7 +80,8 @@ def linear_attention(
                function of q and k
     scale      a of the form "cosine": a number, or a tensor with one number, with one for each head
                [H], or with one for each row and head [B, H, 1, 1]
-    chunk      how many tokens' scores plain torch forms at a time
+    chunk      for plain torch, tokens in a chunk; scores are formed only between tokens of the same
+               chunk
     eps        the output of a query is 0 if the absolute value of its denominator is at most this,
                as for a query without keys
     padding    [B, S], True for real tokens

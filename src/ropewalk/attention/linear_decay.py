@@ -35,7 +35,7 @@ def decaying_linear_attention(
     rate   at least 0: one number, or a tensor [H] with one for each head, whose values are not
            checked
     phi    the feature map: "elu" (elu(x) + 1), "relu", or a function that is applied to q and to k
-    chunk  how many tokens' scores are formed at once
+    chunk  tokens in a chunk; scores are formed only between tokens of the same chunk
     eps    an output is 0 if the absolute value of its denominator is at most this
     """
     if isinstance(phi, str):
@@ -68,7 +68,7 @@ def _decayed_sums(q: Tensor, k: Tensor, v: Tensor, rate: Tensor, chunk: int) -> 
 
     q, k   [B, H, S, F], the F features of each token
     rate   [H], the decay of each head per token
-    chunk  how many tokens' scores are formed at once
+    chunk  tokens in a chunk; scores are formed only between tokens of the same chunk
     """
     seq = q.shape[-2]
     if not seq:  # there is no chunk, and v is empty as the result is

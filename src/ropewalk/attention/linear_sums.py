@@ -22,7 +22,7 @@ from ropewalk.errors import RopeError
 from ropewalk.rope import Rope
 
 FORMS = ("numerator", "cosine", "rotated")
-#: tokens whose scores are formed at once
+#: tokens in a chunk; scores are formed only between tokens of the same chunk
 CHUNK = 128
 
 
@@ -179,8 +179,8 @@ def divide(numerator: Tensor, denominator: Tensor, eps: float) -> Tensor:
     """Return numerator / denominator, or 0 where the absolute value of the denominator is at most
     `eps`, as for queries without keys.
     """
-    has_keys = denominator.abs() > eps
-    return torch.where(has_keys, numerator / torch.where(has_keys, denominator, 1.0), 0.0)
+    defined = denominator.abs() > eps
+    return torch.where(defined, numerator / torch.where(defined, denominator, 1.0), 0.0)
 
 
 def attend(
@@ -189,7 +189,7 @@ def attend(
     """Return (out, kv_sum, k_sum): the output [B, H, S, Dv], and the sums of `state` with these
     tokens added.
 
-    chunk  how many tokens' scores are formed at once if causal
+    chunk  if causal, tokens in a chunk; scores are formed only between tokens of the same chunk
     eps    the output is 0 where the absolute value of the denominator is at most this
     """
     # q and k for the numerator, the other two for the denominator

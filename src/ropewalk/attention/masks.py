@@ -2,7 +2,8 @@
 and the caller's mask.
 
 Documents are packed sequences: a query attends only to its own one. A band belongs to attention
-that is computed in pieces: it holds the pairs of tokens that one piece scores.
+that is computed in pieces. Tokens are put into groups, such as chunks, and the band of a piece
+holds the pairs of tokens whose groups have a certain distance.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def checked_positions(positions: Tensor, batch: int, seq: int, entry: str | None
     """Return positions; raise an error unless they are [seq], [batch, seq] or [axes, batch, seq],
     where batch may also be 1.
 
-    entry  where the layer's encoding enters. For "input" and "scores", positions must be integers
-           on one axis; they are returned as int64, whose differences are exact. The other encodings
-           check dtype and axes themselves.
+    entry  where positions enter attention, `Encoding.entry`; None without an encoding. For "input"
+           and "scores", positions must be integers on one axis; they are returned as int64, whose
+           differences are exact. An encoding that rotates checks dtype and axes itself.
     """
     one_axis = entry in ("input", "scores")
     if not isinstance(positions, Tensor) or (one_axis and positions.dtype not in INTEGERS):
@@ -98,7 +99,9 @@ class Band:
         return above if self.high is None else above & (difference < self.high)
 
     def allowed(self) -> Tensor:
-        """Return the boolean mask [Sq, Sk], or [B, 1, Sq, Sk] if groups differ by row."""
+        """Return which (query, key) pairs are in the band, as a boolean mask: [Sq, Sk], or [B, 1,
+        Sq, Sk] if q_group or k_group is [B, S].
+        """
         allowed = self.contains(self.q_group.unsqueeze(-1) - self.k_group.unsqueeze(-2))
         return allowed if allowed.ndim == 2 else allowed.unsqueeze(1)
 

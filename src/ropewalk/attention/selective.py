@@ -112,8 +112,8 @@ def linear_by_sums(
     steps      [B, H, S, P], the angle in radians by which each token rotates each pair
     log_decay  [B, H, S], the logarithm of the factor by which each token multiplies the state
     kv_state   [B, H, D, Dv], the state after the tokens before this call
-    seen       boolean [B, 1, S, S], the keys that each query sees; it does not change the state,
-               which is then of no use
+    seen       boolean [B, 1, S, S], the keys that each query sees; the returned state ignores it,
+               so it must not be used with `seen`
     """
     angles, decay = steps.cumsum(dim=-2), log_decay.cumsum(dim=-1)
     rotated_q, rotated_k = (rotate_by_phase(x, angles) for x in (q, k))
@@ -254,7 +254,7 @@ class SelectiveAttention(TokenDrivenAttention[SelectiveState]):
         log_decay = F.logsigmoid(self.decay_proj(x)).transpose(1, 2).double() / 16
         k, v, steps = (self._for_every_head(each) for each in (k, v, steps))
         if order is not None and order.real is not None:
-            # padding adds nothing and lets nothing decay
+            # padding adds nothing to the state, which does not decay there either
             k, log_decay = k * order.real[:, None, :, None], log_decay * order.real[:, None]
         if order is not None and order.documents is not None:
             # real=None: the keys of padding are 0, so they need not be hidden

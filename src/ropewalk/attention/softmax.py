@@ -345,9 +345,11 @@ class SoftmaxAttention(nn.Module):
         return self.encoding.rotate(q, positions, key=False, length=length)
 
     def _rotated_values(self, v: Tensor, positions: Tensor) -> Tensor:
-        """Return the values rotated like keys if the layer rotates values, otherwise v itself."""
-        # a cache holds values unrotated, so that its tokens can be moved; where the keys are
-        # the values, v is empty
+        """Return the values rotated like keys if the layer rotates values that are not its keys,
+        otherwise v itself.
+        """
+        # a cache holds values unrotated, so that its tokens can get other positions. If `shared`,
+        # the keys are the values and v has no elements
         if self.values is None or self.values.shared:
             return v
         # RotatedValues has checked that the encoding has a rope

@@ -32,11 +32,12 @@ class DiffusionModel:
     """How one class of diffusers rotates: a token has a position on each of several axes, such as
     time, height and width, and each axis rotates its own dimensions of a head.
 
-    dims       how many dimensions each axis rotates if the config has no `dims_key`
+    dims       how many dimensions each axis rotates if the config has no `dims_key`; with
+               `from_head` one number: the width of a head if the config has no attention_head_dim
     theta      the theta if the config has no `theta_key`
     dims_key   the config key of the dimensions of each axis
-    from_head  the dimensions of each axis follow from the width of a head, which is dims[0] if the
-               config does not give it; `dims_key` is then not read
+    from_head  whether the dimensions of each axis are computed from the width of a head; `dims_key`
+               is then not read
     theta_key  the config key of theta; None: no key is read
     float64    whether its code computes frequencies in float64
     """

@@ -81,17 +81,6 @@ class FullLayers:
     first: bool = False
     last: bool = False
 
-    def layer_types(self, config: Mapping[str, Any], count: int) -> list[str] | None:
-        """Return the layer type of each of `count` layers; None if the interval that the config
-        gives is not an integer of at least 1.
-        """
-        every = self.every if self.key is None else config.get(self.key, self.every)
-        if type(every) is not int or every < 1:
-            return None
-        full = {count - 1} if self.last else set()
-        full.update(range(0 if self.first else every - 1, count, every))
-        return ["full_attention" if i in full else self.others for i in range(count)]
-
 
 @dataclass(frozen=True)
 class Family:
@@ -109,17 +98,18 @@ class Family:
                         "half". `alpha`: "dynamic" with it is NTK with a fixed factor.
                         `short_mscale`, `long_mscale`: they are the magnitude of longrope.
                         `llama_4_scaling_beta`: it scales the queries
-    renamed             {standard name: name here}. For a config key: outside a rope object, this
-                        code reads no other name of it. For a rope_type: the one that it means here
+    renamed             config keys, {standard name: name here}: outside a rope object, this code
+                        reads no other name of it. And {rope_type in a config: the standard one that
+                        this code takes it for}
     defaults            {config key: value if it is absent}. `head_dim` has the default
                         hidden_size / num_attention_heads if a row gives no other;
                         `global_head_dim` is the head_dim of full-attention layers; a default of
                         `original_max_position_embeddings` comes before the key inside a rope
-    defaults_if         {condition: {config key: value}}, before `defaults`. Conditions: "scaled"
-                        (any rope_type but default), "no_rope_object", or a rope_type
+    defaults_if         {condition: {config key: value}}, which come before `defaults`. Conditions:
+                        "scaled" (any rope_type but default), "no_rope_object", or a rope_type
     layer_thetas        {layer type: its theta} if layer types have different thetas
-    full_layers         which layers have full attention without `layer_types`, where the ropes of
-                        the others differ or they have none
+    full_layers         which layers have full attention if the config has no `layer_types`; given
+                        if the other layers have another rope or none
     axis_order          the order of `mrope_section` along the pairs; None: `mrope_interleaved`
                         gives it
     unrotated           the rule by which some layers are not rotated, one of UNROTATED_RULES
@@ -163,7 +153,7 @@ class Family:
         return self.defaults.get(key, COMMON_DEFAULTS.get(key))
 
     @property
-    def reads_partial(self) -> bool:
+    def unscaled_reads_fraction(self) -> bool:
         """Whether an unscaled rope reads `partial_rotary_factor`."""
         return "partial_rotary_factor" in self.reads
 

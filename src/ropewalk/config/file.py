@@ -11,6 +11,8 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from ropewalk.config import keys
+from ropewalk.config.families import class_sizes
 from ropewalk.errors import RopeError
 
 #: bounds on a config file: its bytes, and how deep its objects and lists are nested
@@ -48,8 +50,8 @@ def is_gguf(path: Any) -> bool:
 
 
 def text_part(config: Mapping[str, Any], depth: int = 0) -> Mapping[str, Any]:
-    """Return the part of a config that describes the text model; the config itself if it has no
-    parts, under the name of the text model.
+    """Return the part of a config that describes the text model, or the config itself if it has no
+    such part; a copy if its model_type is absent or has to be replaced by that of the text model.
 
     depth  how many parts this one is in, bounded because a dict may be a part of itself
     """
@@ -72,6 +74,23 @@ def text_part(config: Mapping[str, Any], depth: int = 0) -> Mapping[str, Any]:
     if config.get("model_type") in FLAT_TYPES:
         return {**config, "model_type": f"{config['model_type']}_text"}
     return config
+
+
+def text_config(config: Any) -> Mapping[str, Any]:
+    """Return the text part of a config. Inside another config, transformers 4 wrote it without the
+    hidden size, heads and layers that its class has by default: these are added.
+    """
+    whole = load(config)
+    text = text_part(whole)
+    if text is whole:  # a config of its own, which has all its sizes
+        return text
+    sizes = class_sizes().get(str(text.get("model_type")), {})
+    absent = {
+        names[0]: sizes[names[0]]
+        for names in keys.SIZE_KEYS
+        if names[0] in sizes and not any(name in text for name in names)
+    }
+    return {**text, **absent} if absent else text
 
 
 def text_owner(config: Any) -> Any:

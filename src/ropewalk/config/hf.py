@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ropewalk.config import diffusion, keys
+from ropewalk.config import diffusion
 from ropewalk.config.checks import checked_rope_objects
-from ropewalk.config.families import class_sizes, families, family_of
-from ropewalk.config.file import load, text_part
+from ropewalk.config.families import families, family_of
+from ropewalk.config.file import text_config
 from ropewalk.config.layers import declared_or_full, layer_names, layer_ropes
 from ropewalk.config.normal import normal_form
 from ropewalk.config.read import read_layer
@@ -204,25 +204,6 @@ class _Reading:
     rope: Mapping[str, Value] = field(default_factory=dict)
 
 
-def text_config(config: Any) -> Mapping[str, Any]:
-    """Return the text part of a config. Inside another config, transformers 4 wrote it without the
-    hidden size, heads and layers that its class has by default: these are added.
-    """
-    whole = load(config)
-    text = text_part(whole)
-    if text is whole:  # a config of its own, which has all its sizes
-        return text
-    sizes = class_sizes().get(str(text.get("model_type")), {})
-    absent = {key: sizes[key] for key in sizes if not any(name in text for name in _all_names(key))}
-    return {**text, **absent} if absent else text
-
-
-def _all_names(key: str) -> tuple[str, ...]:
-    """Return all config keys of a size, given the first of them."""
-    sizes = (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS, keys.LAYER_COUNT_KEYS)
-    return next(names for names in sizes if key in names)
-
-
 def _read_config(config: Any, precision: str) -> _Reading:
     """Return what a config says. `config` and `precision` are those of `from_hf`; the five
     steps are those of the module's docstring.
@@ -230,8 +211,8 @@ def _read_config(config: Any, precision: str) -> _Reading:
     text = text_config(config)  # 1. load
     # a config of diffusers has one rope and no other spellings, so it needs none of these steps
     if diffusion.CLASS_KEY in text:
-        spec, sources = diffusion.read(text, precision)
-        return _Reading(text[diffusion.CLASS_KEY], {diffusion.LAYER_TYPE: spec}, sources)
+        spec, found = diffusion.read(text, precision)
+        return _Reading(text[diffusion.CLASS_KEY], {diffusion.LAYER_TYPE: spec}, found)
     family = family_of(text.get("model_type"))
     objects = checked_rope_objects(text, family)  # 2. check
     ropes = layer_ropes(text, objects, family)  # 3. the rope of each layer type
@@ -244,8 +225,8 @@ def _read_config(config: Any, precision: str) -> _Reading:
             specs[name] = None
             entries.append(Entry(name, "rope", None, "this layer type is not rotated"))
         else:
-            specs[name], sources = read_layer(name, values, precision)
-            entries += sources
+            specs[name], found = read_layer(name, values, precision)
+            entries += found
     stray = [f"rope_parameters.{key}: not read beside layer types" for key in objects.stray]
     return _Reading(
         model_type=text.get("model_type"),

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ropewalk.config.checks import RopeObjects, layer_types
-from ropewalk.config.families import Family, LayerTheta
+from ropewalk.config.families import Family, FullLayers, LayerTheta
 from ropewalk.config.keys import LAYER_COUNT_KEYS, LAYER_THETA_KEY
 from ropewalk.config.values import Value
 from ropewalk.errors import RopeError
@@ -93,7 +93,7 @@ def layer_names(config: Mapping[str, Any], family: Family, names: Sequence[str])
     if count is None:
         raise RopeError(LAYER_COUNT_KEYS[0], "must be given to tell the layers apart", None)
     if not declared and family.full_layers is not None:
-        of_family = family.full_layers.layer_types(config, count) or ()
+        of_family = types_by_pattern(config, family.full_layers, count) or ()
         # the family's pattern is used only if `names` has all of its types: without a sliding
         # window some families have full attention alone
         declared = of_family if {*of_family} <= {*names, *WITHOUT_ATTENTION} else None
@@ -113,6 +113,20 @@ def layer_names(config: Mapping[str, Any], family: Family, names: Sequence[str])
             name if rotated else NO_ROPE for name, rotated in zip(declared, rotates, strict=True)
         ]
     return list(declared)
+
+
+def types_by_pattern(
+    config: Mapping[str, Any], pattern: FullLayers, count: int
+) -> list[str] | None:
+    """Return the layer type of each of `count` layers by the pattern of a family; None if the
+    interval that the config gives is not an integer of at least 1.
+    """
+    every = pattern.every if pattern.key is None else config.get(pattern.key, pattern.every)
+    if type(every) is not int or every < 1:
+        return None
+    full = {count - 1} if pattern.last else set()
+    full.update(range(0 if pattern.first else every - 1, count, every))
+    return ["full_attention" if i in full else pattern.others for i in range(count)]
 
 
 def declared_or_full(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -182,9 +196,10 @@ def _with_unrotated(
         return {**ropes, "full_attention": None}
     thetas = _thetas(config, family)
     rotates = _rotates(config, family, thetas)
-    if rotates is None:
-        # which layers are skipped is not known without the number of layers
-        return {**ropes, NO_ROPE: None} if _skips_layers(family) else ropes
+    if rotates is None and not _skips_layers(family):
+        return ropes  # most families: all layers of a rotated type rotate
+    if rotates is None:  # some layers do not, but which is not known without the number of layers
+        return {**ropes, NO_ROPE: None}
     layers = _layers_by_type(config, family, rotates)
     # by the rule "zero_layer_rope_theta" the thetas of layers tell only which of them rotate
     if thetas is not None and family.unrotated != "zero_layer_rope_theta":
@@ -240,7 +255,7 @@ def _rotates(
     given = config.get("no_rope_layers")
     if given:
         return [bool(each) for each in given]
-    # the list is empty: only the code of one rule takes it as absent
+    # an empty list counts as absent only by the rule "no_rope_layers_if_not_empty"
     if given is not None and family.unrotated != "no_rope_layers_if_not_empty":
         raise RopeError(
             "no_rope_layers",
@@ -266,7 +281,7 @@ def _types_by_theta(config: Mapping[str, Any], family: Family) -> list[str] | No
     thetas = config.get(LAYER_THETA_KEY)
     if config.get("layer_types") or family.full_layers is None or not thetas:
         return None
-    return family.full_layers.layer_types(config, len(thetas))
+    return types_by_pattern(config, family.full_layers, len(thetas))
 
 
 def _layers_by_type(

@@ -8,7 +8,8 @@ Words of this module:
   layer type    a name such as "full_attention"; layers of one type have the same rope
   family        what the code of a `model_type` fixes beside its config, a row of families.toml
   outside       the config's own keys, those outside a rope object, by own and by standard name
-  rope          the keys of the layer type's rope object
+  rope          the values of the layer type's rope, by standard key: those of its rope object, and
+                a theta that a config key or the family gives to this layer type alone
   given         a key is given if it is there and not null; `_given(key)` is its Value outside the
                 rope, with key and place, and `_given_value(key)` the bare value
   default       what the code of the family uses for a key that is not given
@@ -153,7 +154,7 @@ class _NormalLayer:
     """One layer type while its normal values are made.
 
     outside     the config's own values, of `_standard_names`
-    rope        the values of the rope object of this layer type
+    rope        the values of the rope of this layer type, as `layer_ropes` returns them
     family      the facts of the model_type
     model       the `model_type` as messages name it
     layer_type  the name of this layer type
@@ -350,8 +351,10 @@ class _NormalLayer:
     def _rotated_slice(self, head: int) -> Values:
         """Return `rotary_dim` and `rotary_start` if only a part of the head rotates, else {}.
 
-        A config gives a width in dimensions (`rotary_dim`) or a fraction of the head; each family
-        reads one, both or neither.
+        The width is the first of these that is there: `rotary_dim`, where the family reads it; the
+        width of a latent head's slice; the config's fraction of the head; the family's own width;
+        the family's fraction. An unscaled rope rotates whole heads in families that read the
+        fraction only of scaled ones.
         """
         family = self.family
         latent = self._given(keys.LATENT_KEY)
@@ -370,7 +373,7 @@ class _NormalLayer:
             width = self._default("rotary_dim")
         if FRACTION_KEY in keys.keys_of(SCALINGS[self.rope_type]):
             return {}  # the scaling itself uses the fraction
-        if self.rope_type == "default" and self.family.known and not family.reads_partial:
+        if self.rope_type == "default" and self.family.known and not family.unscaled_reads_fraction:
             for value in (fraction, unread_width):
                 # the fraction 1 and the width of the head say what the code does anyway
                 if value is not None and value.value not in (1, head):
@@ -521,9 +524,14 @@ class _NormalLayer:
         return values
 
     def _setting(self, key: str, default: Any) -> Value | None:
-        """Return the value of one key of the scaling, or its default in the code of the family;
-        None if there is neither. `default`, that of the scaling's own field, is used only for the
-        rotated fraction; for other keys the scaling itself has it.
+        """Return the value of one key of the scaling; for the trained length, the rotated fraction
+        and `attention_factor` also the default in the code of the family; None if there is none.
+        `default`, that of the scaling's own field, is used only for the rotated fraction; for
+        other keys the scaling itself has it.
+
+        The trained length is the first of these that is there: that of the config itself (unless
+        each layer type has a rope), the family's default, that of the rope object, the served
+        length.
 
         The served length, `max_position_embeddings`, has no effect on a scaling that has `factor`
         and a trained length: its formula uses those two alone, in transformers as here. This method

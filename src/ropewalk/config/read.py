@@ -128,7 +128,7 @@ class _ValueReader:
         return SCALINGS[rope_type](**fields)
 
     def _clipped(self, scaling: Scaling) -> Scaling:
-        """Return `scaling` with its slowest pairs clipped, if the config has one of CoPE's flags."""
+        """Return `scaling` with its slowest pairs clipped, if one of CoPE's flags is true."""
         for key, soft in CLIP_KEYS.items():
             if key in self.values:
                 self._record("soft", soft, self.values[key])
@@ -137,7 +137,8 @@ class _ValueReader:
 
     def _axis_map(self, pairs: int) -> axes.AxisMap | None:
         """Return which axis gives each of the `pairs` pairs its position; None if the values have
-        no `mrope_section`. Raise an error if the sections do not add up to `pairs`.
+        no `mrope_section`, or the model ignores it. Raise an error if the sections do not add up to
+        `pairs`.
         """
         if "mrope_section" not in self.values:
             return None

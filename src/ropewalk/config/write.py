@@ -128,8 +128,8 @@ def v4_keys(rope: dict[str, Any], family: Family) -> dict[str, Any]:
 
 
 def _head_keys(spec: RopeSpec, family: Family) -> dict[str, Any]:
-    """Return the config keys of the head's width, of the pair layout, and those without which the
-    family would not rotate.
+    """Return the config keys of the head's width and of the pair layout, and those that make the
+    family rotate.
     """
     # the extra factor of the softmax belongs to latent attention, whatever the family
     latent = family.latent or spec.extra_softmax_factor != 1

@@ -13,13 +13,10 @@ import tomllib
 from pathlib import Path
 
 from ropewalk.caches import cached
-from ropewalk.config import keys
 
 TABLE = Path(__file__).with_name("aliases.toml")
 #: a key with the name of a GGUF architecture before it, such as qwen2.rope.freq_base
 PREFIXED = re.compile(r"[a-z0-9_]+?_(?=(rope|rotary)_|context_length$)")
-#: keys of transformers, before which no name of an architecture is looked for
-OWN = (*keys.THETA_KEYS, *keys.LENGTH_KEYS)
 
 
 @cached("keys of other stacks", entries=1)
@@ -52,7 +49,7 @@ def meaning(key: str, inside: bool = False) -> str | None:
     inner, outer = _meanings()
     known = inner if inside else outer
     plain = re.sub(r"[.\-]", "_", key.lower())
-    if plain in known or key in OWN:
-        return known.get(plain)
+    if plain in known:
+        return known[plain]
     # only GGUF keys, which have dots, begin with the name of an architecture
     return known.get(PREFIXED.sub("", plain, count=1)) if "." in key else None

@@ -55,7 +55,8 @@ class Examination:
                 second repair extends it; 0: none has
     withheld    ids of rows of mistakes.toml whose repair is not made, since its result has an error
                 that the config did not have
-    _known      what the last reading of `root` gave, after the text of that `root`; None: not read
+    _known      (text of `root`, its specs or why there are none) when it was last read; None: not
+                read yet
     """
 
     root: dict[str, Any]
@@ -93,8 +94,8 @@ class Examination:
 
     @property
     def own_code(self) -> bool:
-        """Whether code that comes with the weights reads the config, and no class that is known: it
-        may have scalings of its own.
+        """Whether the config is read by code that comes with the weights, and by no known class.
+        Such code may have scalings of its own.
         """
         return not self.family.known and "auto_map" in self.root
 

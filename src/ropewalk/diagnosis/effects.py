@@ -68,7 +68,7 @@ def effects(wrong: Specs | None, meant: Specs | None, length: int | None) -> tup
 
 def _effect(name: str, wrong: RopeSpec, meant: RopeSpec, length: int | None) -> Effect:
     """Return how one rope differs from the one that was meant in sequences of this length."""
-    right, found = _ladder(meant, length), _ladder(wrong, length)
+    right, found = (list(spec.ladder_frequencies(length).radians) for spec in (meant, wrong))
     count = max(len(right), len(found))
     # a pair that only one of the two ropes rotates has the frequency 0 in the other
     right += [0.0] * (count - len(right))
@@ -88,12 +88,3 @@ def _effect(name: str, wrong: RopeSpec, meant: RopeSpec, length: int | None) -> 
         math.floor(OFF / largest) + 1 if largest else None,
         magnitudes[0] / magnitudes[1] * softmax,
     )
-
-
-def _ladder(spec: RopeSpec, length: int | None) -> list[float]:
-    """Return the frequency of each pair, in radians per position. With axes, a pair of a config's
-    rope has one for each axis, of which all but that of its own axis are 0.
-    """
-    return [
-        max(each) if isinstance(each, tuple) else each for each in spec.frequencies(length).radians
-    ]

@@ -63,7 +63,7 @@ MOST = 64
 PASSES = 8
 #: repairs that extend a rope to a longer length
 EXTENSIONS = ("add_yarn", "raise_factor", "put_factor")
-#: finders of unusual settings of a scaling; with a wrong length or factor they say nothing, since
+#: finders of unusual settings of a scaling; not repaired beside a wrong length or factor, since
 #: the scaling may be another one
 SETTINGS = ("yarn_unusual",)
 #: finders that compare lengths with what the scaling covers
@@ -110,7 +110,7 @@ def doctor(
     draft: Any = None,
     language: str = "en",
 ) -> Diagnosis:
-    """Return what is wrong with a config, what it does, and the corrected config.
+    """Return what is wrong with a config, what each mistake does, and the corrected config.
 
     config  a transformers config, a dict, the path of a config.json, of its folder or of a GGUF
             file, or the metadata of one (`ropewalk.gguf.InMemory`)
@@ -136,7 +136,7 @@ def doctor(
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     # a file that is no JSON is written anew, although its values stay
     changed = not same(case.root, original) or any(f.id == "not_json" for f in findings)
-    # with an engine the config has its form by now; one with errors is rewritten for no engine
+    # given an engine, the config was already rewritten for it; one with errors is not rewritten
     to_paste = _flags(original, case, written=engine is not None or wrong)
     if case.metadata is not None:  # a GGUF file is not written: only flags can correct it
         to_paste = _gguf_flags(findings, case)
@@ -246,7 +246,7 @@ def _absent(facts: Facts) -> bool:
 
 def _pass(case: Examination) -> list[_Found]:
     """Look for every row in the order of the table, repair what can be repaired, and return what
-    was found; a row is looked for again as long as it is found and repaired.
+    was found. After a repair the same row is looked for again.
     """
     found: list[_Found] = []
     for row in mistakes():
@@ -350,8 +350,7 @@ def _without_ropes(case: Examination) -> dict[str, Any]:
 def _flags(original: dict[str, Any], case: Examination, written: bool) -> dict[str, str]:
     """Return {engine: what to paste to turn the `original` config into the corrected one}, without
     engines that need nothing. Engines that take config keys (TAKE_KEYS) get a form of the rope that
-    they read as it is meant or, if `written`, the keys of the corrected config as they are: it has
-    such a form by now, or is to have none.
+    they read as it is meant; if `written`, they get the keys of the corrected config as they are.
     """
     specs = case.specs()
     every = flags(original, case.root, specs, case.length)

@@ -96,7 +96,7 @@ def _with_whole_rope(
     rope = dict(new.get(name) or {})
     if any(isinstance(value, Mapping) for value in rope.values()):  # one for each layer type
         return result
-    # an object with the older name of the scaling alone keeps it
+    # an object that names its scaling only by the older key `type` keeps that
     if "type" not in rope:
         rope.setdefault("rope_type", "default")
     if len({spec.theta for spec in rotated}) == 1:
@@ -154,8 +154,8 @@ def patch(old: Mapping[str, Any], new: Mapping[str, Any], text: str | None, name
         return ""
     before, after = _lines(old, 2), _lines(new, 2)
     if text is not None:
-        # a file as json.dumps writes it with an indent of 4 keeps that, any other gets one of 2; the
-        # last line end is kept
+        # a file as json.dumps writes it with an indent of 4 keeps that; any other gets one of 2. No
+        # line end is added to the last line
         if text.rstrip() == _lines(old, 4).rstrip():
             after = _lines(new, 4)
         before, after = text, after if text.endswith("\n") else after.rstrip()

@@ -16,7 +16,7 @@ from ropewalk.config import keys
 from ropewalk.diagnosis.case import Facts, number_of
 from ropewalk.diagnosis.mistakes import Mistake
 
-#: repairs that take away a whole scaling, and say so; theta and the fraction stay all the same
+#: repairs that remove a whole scaling, and say so; even these must keep theta and the fraction
 OF_WHOLE_SCALINGS = (
     "remove_scaling",
     "replace_scaling",
@@ -45,7 +45,8 @@ def loses(before: Mapping[str, Any], after: Mapping[str, Any], row: Mistake, fac
 
     A number is named if its key is in the texts of the row or in the facts `key`, `name`, `gone`
     (removed) or `follows` (changed with the rest), or if its value is a fact that these texts have;
-    and, where a repair removes a whole scaling, if its key is one of a scaling.
+    and, where a repair removes a whole scaling, if its key is one of a scaling, but not theta or
+    the fraction.
     """
     kept = {value for _, value in _numbers(after)}
     lost = [(key, value) for key, value in _numbers(before) if value not in kept]
@@ -60,6 +61,6 @@ def loses(before: Mapping[str, Any], after: Mapping[str, Any], row: Mistake, fac
     values = [facts[each] for each in re.findall(r"{(\w+)}", words) if each in facts]
     if row.repair in OF_WHOLE_SCALINGS:
         told |= keys.inner_keys() - {*keys.THETA_KEYS, *keys.FRACTION_KEYS}
-        # it writes a larger theta in place of the scaling, and the length that this serves
+        # `raise_theta` writes a larger theta in place of the scaling, and the length that it serves
         told |= {*keys.LENGTH_KEYS, "rope_theta"} if row.repair == "raise_theta" else set()
     return any(key not in told and value not in values for key, value in lost)

@@ -125,8 +125,8 @@ def factor_is_length(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def alpha_as_factor(case: Examination, row: Mistake) -> Facts | None:
-    """Find an alpha written as the `factor` of a dynamic rope that has no alpha: one that a published
-    model of these sizes has, or a number too large for a factor.
+    """Find an alpha written as the `factor` of a dynamic rope that has no alpha, in a family that
+    reads alpha: one that a published model of these sizes has, or a number too large for a factor.
     """
     alphas = {each["alpha"] for each in rows_of(case) if "alpha" in each}
     for place, rope in case.ropes():
@@ -195,8 +195,9 @@ def lists_reciprocal(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def lists_known(case: Examination, row: Mistake) -> Facts | None:
-    """Find a list of LongRoPE, one of the two `keys` of the row, that lacks a few numbers or is
-    absent, where the published list is known by the numbers that are left or by the other list.
+    """Find a list of LongRoPE, one of the two `keys` of the row, that is absent, no list, or of
+    another length than the published one, which is known by most of its numbers or by the other
+    list.
     """
     for place, rope in case.ropes():
         if type_of(rope) not in ("longrope", "su"):
@@ -237,7 +238,7 @@ def width_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
     """
     family, head = case.family, case.head_dim
     name = family.renamed.get("partial_rotary_factor", "partial_rotary_factor")
-    reads = family.reads_partial or "partial_rotary_factor" in family.renamed
+    reads = family.unscaled_reads_fraction or "partial_rotary_factor" in family.renamed
     if not family.known or not reads or not head or "rotary_dim" in family.reads:
         return None
     if case.model_type in row.keys:  # its class in transformers writes such a key, and reads none
@@ -263,7 +264,8 @@ def put_fraction(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def trained_length_tiny(case: Examination, row: Mistake) -> Facts | None:
-    """Find a trained length below 128 tokens, which is a factor or another number that is no length.
+    """Find a trained length below 128 tokens in a known family: a factor, or another number that is
+    no length.
     Meant is the published one or, with a factor, served length / factor.
     """
     for place, holder in case.places():

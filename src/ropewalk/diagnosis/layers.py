@@ -10,7 +10,7 @@ Words of this module:
   window     how many tokens back a layer attends to; a layer of full attention has none
   interval   a number n: of every n layers the last is another than the rest, namely the one of full
              attention or the one that does not rotate
-  flags      1 or 0 for each layer, 0 for that last one
+  flags      for each layer 0 if it is the last of an interval, else 1
   pattern    the types of all layers, or their flags, which repeat after some layers
   family     what the code of this model type fixes. `unrotated` is the rule that says which of its
              layers do not rotate: "full_attention", those of full attention;
@@ -59,7 +59,7 @@ def window_lost(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def window_null(case: Examination, row: Mistake) -> Facts | None:
     """Find a null window beside a pattern of layers with and without one, given or published, where
-    those without one do not rotate: no layer is told from the others, and all rotate.
+    those without one do not rotate: the code cannot tell the layers apart, so all rotate.
     """
     published = next((row["full_every"] for row in rows_of(case) if "full_every" in row), None)
     pattern = case.text.get("sliding_window_pattern") or published
@@ -91,9 +91,9 @@ def no_rope_layers_wrong(case: Examination, row: Mistake) -> Facts | None:
     facts |= {"rotate": sum(map(bool, given)) if flags else 0, "interval": interval}
     if "inverted" in row.names and flags and full_length and [1 - each for each in given] == usual:
         return {**facts, "new": usual}
-    # a few 0s and 1s may be numbers of layers, so only a longer list is one of flags
+    # a few 0s and 1s may be numbers of layers, so only a longer list counts as flags
     if "short" in row.names and flags and not full_length and len(given) > INTERVAL:
-        # as far as they go, the flags are the usual ones
+        # fixable if the flags that are there are the usual ones
         shared = min(len(given), count)
         fits = given[:shared] == usual[:shared]
         return {**facts, "count": len(given), "new": usual, "fixable": fits}

@@ -293,8 +293,8 @@ def trained_length_is_served(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def alpha_missing(case: Examination, row: Mistake) -> Facts | None:
-    """Find the dynamic scaling without alpha in a family that was published with it; `keys` has the
-    beginnings of the model types whose models all have the alpha ALPHA.
+    """Find the dynamic scaling with the factor 1 and without alpha, in a family that was published
+    with both; `keys` has the beginnings of the model types whose models all have the alpha ALPHA.
     """
     if "alpha" not in case.family.reads or case.rope_type != "dynamic":
         return None
@@ -637,7 +637,8 @@ def dynamic_without_length(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def factor_missing(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling without its factor; `keys` has the scalings. The factor to write is served
-    length / trained length, where the length in use, if it is given, counts as the served one.
+    length / trained length, where the length in use, if it is given, counts as the served one. It
+    is written for YaRN and, if the length in use is given, for linear and dynamic.
     """
     for place, rope in case.ropes():
         if read_type(case, rope) not in row.keys or rope.get("factor") is not None:

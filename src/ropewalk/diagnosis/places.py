@@ -78,7 +78,7 @@ def as_v4(text: dict[str, Any]) -> None:
     """
     family = family_of(text.get("model_type"))
     v5 = text.pop("rope_parameters", None)
-    if not isinstance(v5, dict):  # null, say: the config has the older form already
+    if not isinstance(v5, dict):  # such as null: the config has the older form already
         return
     layers = layers_of(v5)
     for name, rope in layers.items():
@@ -93,7 +93,7 @@ def as_v4(text: dict[str, Any]) -> None:
         if rope.get(key) is not None:
             text[family.renamed.get(key, key)] = rope.pop(key)
     rope = {key: value for key, value in rope.items() if value is not None}
-    # a rope that says no more than "default" needs no object
+    # a rope that has only the type "default" needs no object
     text["rope_scaling"] = None if rope.keys() <= {"rope_type"} and _is_default(rope) else rope
 
 
@@ -262,7 +262,7 @@ def theta_twice(case: Examination, row: Mistake) -> Facts | None:
         return None
     usual = {10_000.0, case.family.default(THETA)}
     known = published_theta(case)
-    # the published one was meant; in a model that is not known, the one that is no default
+    # the published one was meant; in a model that is not published, the one that is no default
     meant = [each for each in (inside, outside) if each in known]
     if not known:
         meant = [each for each in (inside, outside) if each not in usual]
@@ -343,7 +343,8 @@ def theta_not_given(case: Examination, row: Mistake) -> Facts | None:
     # a scaling may reach that length, and for published models the theta is known (`theta_lost`)
     if case.rope_type != "default" or any(_objects(case)) or published_theta(case):
         return None
-    # layers without a rope may carry the length; a class with another default has one for it
+    # a model with layers that do not rotate may need no larger theta; nor does a class whose default
+    # is larger
     if case.family.layer_thetas or case.family.unrotated or default != LOST_THETA:
         return None
     if not case.family.known:  # its own code may have another default
@@ -358,7 +359,7 @@ def theta_not_given(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def llama3_without_theta(case: Examination, row: Mistake) -> Facts | None:
-    """Find the scaling of Llama 3 in a Llama without theta, which is 500,000 in all of them."""
+    """Find a Llama with the scaling of Llama 3 and no theta; all of these models have 500,000."""
     if case.model_type != "llama" or case.get(THETA) is not None:
         return None
     for place, rope in case.ropes():
@@ -385,7 +386,7 @@ def release_differs(case: Examination, row: Mistake) -> Facts | None:
             return None
         names = {key: case.family.renamed.get(key, key) for key in (THETA, FRACTION)}
         if flat and any(case.text.get(n) not in (None, v5.get(k)) for k, n in names.items()):
-            return None  # two values, of which transformers 4 reads the other
+            return None  # the value outside differs from that in v5, and transformers 4 reads it
         # transformers 4 has no class of the family, and no code comes with the file
         if case.model_type in row.names and "auto_map" not in case.root:
             return None
@@ -543,7 +544,7 @@ def layer_rope_absent(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def beside_layers(case: Examination, row: Mistake) -> Facts | None:
-    """Find keys beside layer types, which no model reads."""
+    """Find keys of a rope beside the layer types of `rope_parameters`, where no model reads them."""
     v5 = _objects(case)[0]
     layers = layers_of(v5 or {})
     if v5 is None or not layers:
@@ -664,14 +665,14 @@ def scaling_outside(case: Examination, row: Mistake) -> Facts | None:
         return None
     # the keys of this scaling, but for lengths, which configs have outside, and those it has inside
     own = {*keys.keys_of(keys.rope_types()[kind]), *(() if rope else ("rope_type", "type"))}
-    own |= {"alpha"} & {*case.family.reads}  # only in families that read it
+    own |= {"alpha"} & {*case.family.reads}  # alpha counts only in families that read it
     own -= {*keys.LENGTH_KEYS, TRAINED_LENGTH_KEY, *(rope or ())}
     given = [key for key, value in case.text.items() if key in own and value is not None]
     # without a rope object one of them is the type, which alone describes no scaling
     if len(given) < (2 if rope is None else 1):
         return None
-    # with them moves the trained length, if this scaling has it, the rope lacks it, and the family
-    # does not read it outside first
+    # the trained length moves too, if this scaling has it, the rope lacks it, and the family does
+    # not look for it outside first
     inner = TRAINED_LENGTH_KEY in keys.keys_of(keys.rope_types()[kind])
     absent = rope is None or rope.get(TRAINED_LENGTH_KEY) is None
     if absent and inner and TRAINED_LENGTH_KEY not in case.family.defaults:
@@ -836,7 +837,7 @@ def layer_thetas_swapped(case: Examination, row: Mistake) -> Facts | None:
             places.append((rope, THETA))
         elif theta is not None and theta.key is not None:
             places.append((case.text, theta.key))
-    # 0, 0: one of the two has no place for its theta
+    # (0, 0) if one of the two has no place for its theta
     full, sliding = (positive(holder.get(key)) for holder, key in places) if places[1:] else (0, 0)
     if not full or not sliding or full >= sliding:
         return None
@@ -871,9 +872,9 @@ def fraction_unread(case: Examination, row: Mistake) -> Facts | None:
     # latent attention has a width of its own, which an unscaled rope takes as it is; a scaled one
     # multiplies it by the fraction
     own_width = family.latent and case.rope_type == "default"
-    if not family.known or family.reads_partial or own_width:
+    if not family.known or family.unscaled_reads_fraction or own_width:
         return None
-    # p-RoPE has the fraction as its own setting
+    # in p-RoPE, the rope_type "proportional", the fraction is a setting of the scaling
     if any(type_of(rope) == "proportional" for _, rope in case.ropes()):
         return None
     if ("plain" if case.rope_type == "default" else "scaled") not in row.names:
@@ -882,9 +883,9 @@ def fraction_unread(case: Examination, row: Mistake) -> Facts | None:
         for key in keys.FRACTION_KEYS:
             value = positive(holder.get(key))
             if value is not None and value < 1 and not _of_latent_head(case, value):
-                # with a scaling the model does not run; without one the weights may have been
-                # trained with a part of the head, unless a published model of these sizes was not:
-                # {None}, since rows of models that rotate whole heads have no "rotated"
+                # with a scaling the model does not run, so the fraction is wrong. Without one, the
+                # weights may have been trained with it, unless all published models of these sizes
+                # rotate whole heads: their rows have no "rotated", so `widths` is {None}
                 widths = {each.get("rotated") for each in rows_of(case)}
                 return {
                     "key": at(place, key),
@@ -963,7 +964,7 @@ def trained_length_outside(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def two_fields(case: Examination, row: Mistake) -> Facts | None:
-    """Find a scaling of more or other fields than `keys` in a model whose own code refuses them;
+    """Find a scaling with a field that is not in `keys`, in a model whose own code refuses it;
     `names` has the model types.
     """
     rope = case.text.get("rope_scaling")

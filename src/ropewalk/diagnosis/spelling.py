@@ -634,7 +634,7 @@ def _read(case: Examination) -> set[str]:
     names = {family.renamed.get(SERVED_LENGTH_KEY, SERVED_LENGTH_KEY)}
     if not family.layer_thetas:
         names.add(family.renamed.get(keys.THETA_KEYS[0], keys.THETA_KEYS[0]))
-    if family.reads_partial or keys.FRACTION_KEYS[0] in family.renamed:
+    if family.unscaled_reads_fraction or keys.FRACTION_KEYS[0] in family.renamed:
         names.add(family.renamed.get(keys.FRACTION_KEYS[0], keys.FRACTION_KEYS[0]))
     names |= {theta.key for theta in family.layer_thetas.values() if theta.key is not None}
     names |= {"rotary_dim"} & {*family.reads}
@@ -654,8 +654,8 @@ def outer_key_near(case: Examination, row: Mistake) -> Facts | None:
         if any(case.get(key) is not None for key in names):
             absent -= {*names}
     known = {*CONFIG_CHECKS, *OBJECT_KEYS, *keys.inner_keys()}
-    # a trained length of another stack beside its factor is part of a scaling, which another row
-    # is about
+    # beside a factor of another stack, a trained length of another stack belongs to the same
+    # scaling; `key_of_another_stack` finds both
     if any(meaning(key) == "factor" for key in case.text):
         absent.discard(TRAINED_LENGTH_KEY)
     # the code of an unknown family may have names of its own for the sizes
@@ -665,7 +665,9 @@ def outer_key_near(case: Examination, row: Mistake) -> Facts | None:
         if key in read:  # a right name
             continue
         new = row.names.get(key) or meaning(key)
-        if new in absent and value == case.family.default(str(new)):  # it would change nothing
+        # renaming a synonym with the default value would change nothing; a misspelled key, below,
+        # is found with any value
+        if new in absent and value == case.family.default(str(new)):
             continue
         # neither the row nor another stack gives this key the meaning of an absent one: compare the
         # spelling

@@ -354,7 +354,7 @@ def fraction_lost(case: Examination, row: Mistake) -> Facts | None:
     one, or, in a known family and in sizes that nobody published, a multiple of a quarter.
     """
     width, given = case.head_dim, case.get("partial_rotary_factor")
-    if not case.family.reads_partial:
+    if not case.family.unscaled_reads_fraction:
         return None
     for place, rope in case.ropes():
         lists = _lists(rope)
@@ -507,7 +507,7 @@ def _fraction_for(case: Examination, sizes: list[Any]) -> float | None:
     None if they are not, or the family's code reads no fraction.
     """
     own = [*(case.family.sections or ())]
-    if not case.head_dim or not case.family.reads_partial or not own or sizes != own:
+    if not case.head_dim or not case.family.unscaled_reads_fraction or not own or sizes != own:
         return None
     fraction = 2 * sum(sizes) / case.head_dim
     return fraction if fraction <= 1 else None
@@ -654,11 +654,12 @@ def head_dim_wrong(case: Examination, row: Mistake) -> Facts | None:
     )
     if head is None or case.text.get(keys.LATENT_KEY) is not None:
         return None
-    # only if the model has one head is it as wide as the hidden size
+    # a head as wide as the hidden size is right only in a model with one head
     too_wide = size == head and heads is not None and heads > 1
     if not head % 2 and not too_wide:
         return None
-    # an odd width next to size / heads is a slip of it; of any other, nothing is known
+    # an odd width that differs from size / heads by 1 is a typo; what another odd width stands for
+    # is not known
     new = size // heads if size and heads and size % heads == 0 else None
     name = next(key for key in keys.HEAD_DIM_KEYS if whole(case.text.get(key)))
     return {

@@ -50,7 +50,7 @@ def _ring_attention_of_torch(mesh) -> Iterator[None]:
     """Enter torch's context_parallel, in which SDPA sends k and v around the ring of ranks.
 
     torch requires at least one buffer that it can shard. Nothing uses this one, so it is as small
-    as torch accepts: 2W elements on W ranks.
+    as torch accepts: 2W elements, of which each of the W ranks keeps two.
     """
     from torch.distributed.tensor.experimental import context_parallel
 

@@ -59,10 +59,9 @@ def _shard(x, dim: int):
     return Shard(dim % x.ndim)
 
 
-def _shard_rows(positions, batch_rows: int):
-    """Return Shard of the batch axis of positions [.., B, S], or Replicate if they have none or one
-    row of positions is for several rows, `batch_rows`, of the rotated tensor; None without
-    positions.
+def _rows_placement(positions, batch_rows: int):
+    """Return where positions lie if x, with `batch_rows` rows, is sharded by rows: Shard of their
+    batch axis, or Replicate if they have none or one row for several of x; None without positions.
     """
     # the batch axis of [S], [B, S] and [axes, B, S]
     dim = {1: None, 2: 0, 3: 1}.get(getattr(positions, "ndim", 0))
@@ -80,10 +79,10 @@ def _angle_rules(x, positions, length, seq_dim: int) -> list:
     replicated = _replicate(positions), _replicate(length)
     rules = [(_replicate(x), *replicated)]
     if batch is not None:
-        # `length` is None, a number or a tensor, of one length or of one for each row
+        # positions and `length` are sharded too if they have a row or a number for each row of x
         per_row = getattr(length, "ndim", 0) == 1 and length.shape[0] > 1
         length_at = _shard(length, 0) if per_row else replicated[1]
-        rules.append((_shard(x, batch), _shard_rows(positions, x.shape[batch]), length_at))
+        rules.append((_shard(x, batch), _rows_placement(positions, x.shape[batch]), length_at))
     if head is not None:
         rules.append((_shard(x, head), *replicated))
     if positions is not None:

@@ -241,8 +241,7 @@ def ring_forward(
     tile: int = TILE,
 ) -> Tensor:
     """Return the output of `layer` for this rank's tokens x [B, S, model_dim] at `positions`, which
-    attend to the tokens of all ranks. The heads of padding give 0, as input of the output
-    projection.
+    attend to the tokens of all ranks. For padding, every head gives 0 to the output projection.
 
     positions  [S], [B, S] or [axes, B, S]; the other arguments are those of `ring_attention`
     """

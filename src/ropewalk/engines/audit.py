@@ -28,7 +28,7 @@ from typing import Any
 
 from ropewalk.config import file as config_file
 from ropewalk.config.families import family_of
-from ropewalk.config.hf import Explanation, read_specs, text_config
+from ropewalk.config.hf import Explanation, read_specs
 from ropewalk.engines.case import (
     OUTER_ARCHITECTURES,
     OUTER_CONFIG,
@@ -238,7 +238,7 @@ def audit(
 
         config = hf_config(GgufFile(config))
     loaded = config_file.load(config)
-    text = _named(text_config(loaded), loaded)
+    text = _named(config_file.text_config(loaded), loaded)
     outside = {f"{key}_outside": loaded[key] for key in ROPES if loaded.get(key)}
     if any(loaded.get(name) is not None for name in config_file.TEXT_PARTS):
         for key in ("rope_theta", "max_position_embeddings"):

@@ -18,6 +18,7 @@ from typing import Any
 from ropewalk.axes import AxisMap
 from ropewalk.config import keys
 from ropewalk.config.families import family_of
+from ropewalk.config.layers import types_by_pattern
 from ropewalk.spec import RopeSpec
 
 #: the keys under which rules find the model_type and the architectures of the whole config that a
@@ -71,7 +72,7 @@ def layer_types_of(config: Mapping[str, Any]) -> list[str]:
     rule, count = family_of(config.get("model_type")).full_layers, config.get("num_hidden_layers")
     if declared or rule is None or not isinstance(count, int):
         return declared
-    return rule.layer_types(config, count) or []
+    return types_by_pattern(config, rule, count) or []
 
 
 def ropes_by_layer_type(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

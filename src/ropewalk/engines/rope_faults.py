@@ -379,7 +379,7 @@ def pairs_of(config: Config) -> int:
     reads_partial = False
     if not is_text_model(config):  # a family with axes has sections by default, which may not fit
         family = family_of(config.get("model_type"))
-        reads_partial = family.reads_partial
+        reads_partial = family.unscaled_reads_fraction
         config = without("model_type")(config)
         # the default of the class holds where no fraction is given
         given = any(key in place for place in places_of(config) for key in FRACTIONS)

@@ -136,8 +136,8 @@ class Dynamic(Scaling):
 @dataclass(frozen=True)
 class Proportional(Scaling):
     """p-RoPE: the fastest `fraction` of the pairs, rounded down, rotate, slowed by `factor`; the
-    others have frequency 0. All are pairs of the whole head, so the number of pairs and theta^(-2i/d) do not
-    depend on `fraction`.
+    others have frequency 0. All are pairs of the whole head, so the number of pairs and
+    theta^(-2i/d) do not depend on `fraction`.
     """
 
     factor: float = setting(1.0, low=1, high=MAX_FACTOR)

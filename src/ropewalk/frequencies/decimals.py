@@ -185,7 +185,9 @@ class DecimalNumbers:
         return value
 
     def as_float(self, value: Any) -> float:
-        """Return a number as a float64, in which magnitudes are computed."""
+        """Return a number in the type in which magnitudes are computed: a float; over torch the
+        value itself, a float or a tensor.
+        """
         return float(value)
 
 

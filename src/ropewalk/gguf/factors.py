@@ -55,8 +55,9 @@ def llama3(values: Sequence[float], theta: float) -> Llama3 | None:
 
     Frequencies do not change if `original_length` and both frequency factors of the scaling are
     multiplied by one number, so low_freq_factor is taken to be 1. The factor is the largest
-    divisor. The other two fields follow from the blended pairs: the share of the unscaled frequency
-    in them is (original_length * turns per step - 1) / (high_freq_factor - 1).
+    divisor. The other two fields are those of Llama 3.1, or follow from the blended pairs, if there
+    are two or more: the share of the unscaled frequency in them is (original_length * turns per
+    step - 1) / (high_freq_factor - 1).
     """
     factor, dim = max(values), 2 * len(values)
     # a larger divisor, such as the 1e30 of a pair that does not rotate, is of no Llama 3 scaling

@@ -6,8 +6,9 @@ Words of this module:
   source       the Hugging Face folder or the GGUF file that is read
   hf_name      the name of a tensor in the source, which is that of transformers
   format       a CheckpointFormat: how a model_type names its weights and writes its config
-  part         one of the tensors, one below the other by rows, that a file may store instead of a
-               whole weight: q, k and v of a packed projection, or each expert's matrix
+  part         one of the tensors that a file may store in place of a whole weight, which is these
+               tensors concatenated by rows: q, k and v of a packed projection, or each expert's
+               matrix
   pair layout  which two dims of a head rotate together: (i, i + n) or (2i, 2i + 1)
 """
 
@@ -60,8 +61,8 @@ def load(
     """Load the model in a Hugging Face folder (config.json and safetensors files) as a Decoder or
     RoFormer in eval mode.
 
-    folder  or the path of a .gguf file with a Llama, Qwen 2 or Qwen 3, whose weights are
-            dequantised
+    folder  the folder, or the path of a .gguf file with a Llama, Qwen 2 or Qwen 3, whose weights
+            are dequantised
     dtype   dtype of the weights; None: the one in which all are stored, and float32 for a .gguf
             file
     device  where each tensor is moved as it is read; None: torch's default device
@@ -123,8 +124,8 @@ def save(
     """Save a Decoder or a RoFormer atomically as a new Hugging Face folder from which transformers
     builds the same model, or a Decoder as a new GGUF file from which llama.cpp does.
 
-    folder           or the path of a .gguf file, for a Llama, a Mistral without window, a Qwen 2 or
-                     a Qwen 3; needs the extra `gguf`
+    folder           the folder, or the path of a .gguf file for a Llama, a Mistral without window,
+                     a Qwen 2 or a Qwen 3, which needs the extra `gguf`
     extra_config     further keys of config.json, such as {"eos_token_id": 2}; not those that
                      describe the model
     max_shard_bytes  weights of more bytes than this become several files and an index
@@ -346,7 +347,7 @@ def _read(
     whole = torch.empty((sum(rows), *source.shape(hf_names[0])[1:]), dtype=dtype, device=device)
     for part, hf_name in zip(whole.split(rows), hf_names, strict=True):
         part.copy_(source.read(hf_name))
-    # the matrices of experts, one below the other, become [experts, rows, columns]
+    # the matrices of experts, concatenated by rows, become [experts, rows, columns]
     return whole.view(shape)
 
 

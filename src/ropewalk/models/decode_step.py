@@ -33,7 +33,7 @@ from ropewalk.kernels.invariant import launch as invariant_launch
 from ropewalk.kernels.norm_rotation import qk_norm_rope
 from ropewalk.kernels.norm_rotation.definition import KVSlots
 from ropewalk.kernels.qkv.launch import qkv_product
-from ropewalk.kernels.support import multiprocessors, power_of_two, why_no_triton
+from ropewalk.kernels.support import power_of_two, why_no_triton
 from ropewalk.models.plain_layers import fixed_config, plain_spec, why_not_layer
 
 #: captured steps by model; a step holds its key-value cache, so few are kept
@@ -188,8 +188,10 @@ class DecodeStep:
         """
         for layer, k, v in zip(model.layers, self.keys, self.values, strict=True):
             self._run_layer(layer, k, v)
-        launch.normed(self.x, _norm(model.norm), self.normed)
-        self._product(self.normed, model.head_weight, self.logits)
+        x, norm = self.x, _norm(model.norm)
+        if not self.invariant:  # torch's product is faster here, and does not norm
+            x, norm = launch.normed(x, norm, self.normed), None
+        self._product(x, model.head_weight, self.logits, norm=norm)
         launch.next_token(
             self.logits, self.embedding, self.tokens, self.x, self.counters, self.workspace
         )
@@ -197,11 +199,11 @@ class DecodeStep:
     def _run_layer(self, layer: Any, k: Tensor, v: Tensor) -> None:
         """Run one layer: self.x is its input and becomes its output; k and v are its cache."""
         attention, network = layer.self_attn, layer.mlp
-        # for one row x itself and the norm, which the next kernel applies; for several rows, or in
-        # an invariant step, x normed and None
+        # for one row, or in an invariant step, x itself and the norm, which the product applies; for
+        # several rows x normed and None
         x, norm = self._normed(self.x, layer.input_layernorm)
         if self.invariant:
-            self._attend_invariantly(attention, x, k, v)
+            self._attend_invariantly(attention, x, norm, k, v)
         else:
             self._attend(attention, x, norm, k, v)
         out, down = attention.o_proj, network.down_proj
@@ -253,14 +255,18 @@ class DecodeStep:
             early=few_programs(len(self.x), attention.num_kv_heads, self.x.device),
         )
 
-    def _attend_invariantly(self, attention: Any, x: Tensor, k: Tensor, v: Tensor) -> None:
-        """Do what `_attend` does, with the kernels that also compute a prompt, so that a token gets
-        the same bits in either.
+    def _attend_invariantly(
+        self, attention: Any, x: Tensor, norm: launch.Norm | None, k: Tensor, v: Tensor
+    ) -> None:
+        """Do what `_attend` does, with kernels whose sums have the order of those that compute a
+        prompt, so that a token gets the same bits in either.
         """
         linear, spec = attention.qkv_proj, plain_spec(attention)
         axes = (spec.num_axes,) if spec.num_axes > 1 else ()
+        packed = x.new_empty(len(x), linear.weight.shape[0])
+        self._product(x, linear.weight, packed, norm=norm, bias=linear.bias)
         qk_norm_rope(
-            invariant_launch.product(x, linear.weight, linear.bias, residual=None, gate=False),
+            packed,
             spec=spec,
             # the same position on every axis
             positions=self.positions.expand(*axes, -1),
@@ -288,24 +294,18 @@ class DecodeStep:
         """Write x @ weight^T into `out`; with `gate`, silu(first half) * second half of its
         columns. `finish` holds the norm, bias and residual of `launch.product`.
         """
-        # the tile for one row adds the terms of a sum in another order than a tile of several rows,
-        # so an invariant step uses a tile of several rows for one row too
-        tile = None
         if self.invariant:
-            tile = invariant_launch.product_tile(
-                x.shape[0], out.shape[1], x.shape[1], gate, multiprocessors(x.device)
-            )
-        launch.product(x, weight, out, gate=gate, tile=tile, **finish)
+            invariant_launch.product_into(x, weight, out, gate=gate, **finish)
+        else:
+            launch.product(x, weight, out, gate=gate, **finish)
 
     def _normed(self, x: Tensor, module: Any) -> tuple[Tensor, launch.Norm | None]:
-        """Return (x, norm) for one row: the kernel of the product norms x itself. Return
-        (normed x, None) for several rows, and if the step is invariant, since the product then has
-        a tile of several rows, which cannot norm.
+        """Return (x, norm) if `_product` is to apply the norm: for a single row and in an invariant
+        step, where it may need a launch for it. Otherwise return (normed x, None).
         """
-        norm = _norm(module)
-        if len(x) == 1 and not self.invariant:
-            return x, norm
-        return launch.normed(x, norm, self.normed), None
+        if len(x) == 1 or self.invariant:
+            return x, _norm(module)
+        return launch.normed(x, _norm(module), self.normed), None
 
     def start(self, prompt_caches: list[KVCache]) -> None:
         """Copy the keys and values of the prompt from the cache of each layer, and set the counters

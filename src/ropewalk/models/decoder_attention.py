@@ -255,10 +255,10 @@ def next_positions(
     """Return the positions of tokens [B, S] for a call that gives none: [S] without caches, padding
     and documents, else [B, S].
 
-    They count the real tokens of each row from 0, or from the cached ones on, and restart at 0 in
-    each document. Documents with a cache raise a RopeError.
+    They count the real tokens of each row from 0, or from the position after the largest cached
+    one, and restart at 0 in each document. Documents with a cache raise a RopeError.
 
-    caches     the cache of each layer, or None; the first one tells how many tokens are cached
+    caches     the cache of each layer, or None; the first one says where the positions start
     padding    boolean [B, S], True for real tokens
     documents  [B, S], the number of each token's document
     attention  any layer's attention, whose `token_positions` is called

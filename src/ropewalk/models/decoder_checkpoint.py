@@ -188,9 +188,13 @@ def _layer_types(
 ) -> tuple[tuple[str, ...], int | None]:
     """Return the type of each of the `layers` layers, and the window of the sliding ones (None if
     no layer is sliding).
+
+    Without a window all layers are full. With one, the layers from `max_window_layers` on are
+    sliding in a Qwen 2 or 3, those that are not rotated in a SmolLM3, and all layers in the other
+    models. A Qwen 2, a Qwen 3 or a SmolLM3 may list the types instead, in `layer_types`.
     """
     window = raw.get("sliding_window")
-    # a Mistral uses any window that it has; the others only if this key says so
+    # Mistral models always use sliding_window, the others only if use_sliding_window is true
     if model_type not in ("mistral", "ministral3") and not _flag(raw, "use_sliding_window", False):
         window = None
     window = None if window is None else integer("sliding_window", window, low=1)
@@ -415,9 +419,9 @@ def name_to_hf(name: str, config: DecoderConfig) -> str:
 
 
 def parts(name: str, config: DecoderConfig) -> dict[str, int]:
-    """Return {name: rows} of the tensors that files store, one below the other, instead of one of
-    our packed weights: q, k and v, gate and up, or the matrices of all experts. Empty if the weight
-    `name` is not packed.
+    """Return {name: rows} of the tensors that files store in place of one of our packed weights,
+    which is these tensors concatenated in this order: q, k and v; gate and up; or the matrices of
+    all experts. Empty if the weight `name` is not packed.
     """
     # rpartition returns an empty stem if the name does not contain the text; a name in a model
     # starts with "layers.<i>."

@@ -23,7 +23,7 @@ MAX_LOGITS = 1 << 26
 
 def check_targets(targets: Tensor, tokens: Tensor, vocabulary: int) -> None:
     """Raise an error if `targets` are not tokens or IGNORED, one for each of `tokens`; values are
-    checked on a CPU only.
+    checked only on a CPU and outside of a trace.
     """
     if not isinstance(targets, Tensor) or targets.dtype not in INTEGERS:
         raise RopeError(

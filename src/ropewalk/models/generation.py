@@ -118,7 +118,7 @@ def generate(
 ) -> Tensor:
     """Return tokens [B, S] with the generated ones, [B, S + new]; `options` as in `steps`.
 
-    stream  called with the new tokens [B] of every step; `steps` is the same as an iterator
+    stream  called with the new tokens [B] of every step; to iterate over them instead, call `steps`
     """
     if stream is not None and not callable(stream):
         raise RopeError("stream", "must be a function of the new tokens [B], or None", stream)
@@ -299,11 +299,14 @@ def _graph_opener(
     capacity: int | None,
     graph: bool | None,
 ) -> Callable[[], AbstractContextManager[Any]] | None:
-    """Return a function that opens the decode step for `new` tokens after the prompt `tokens` [B,
-    S] as a CUDA graph; None to decode without a graph. `cache` and `capacity` are those of `steps`.
+    """Return a function that opens the decode step as a CUDA graph, with room for at least the
+    prompt `tokens` [B, S] and `new` tokens, or for the static cache's `capacity`; None: decode
+    without a graph.
 
-    graph  True: raise an error if the steps cannot be captured; None: capture them if possible;
-           False: never
+    cache     the kind of cache, or given caches
+    capacity  how many tokens a static cache holds; None: prompt and new tokens
+    graph     True: raise an error if the steps cannot be captured; None: capture them if possible;
+              False: never. If the static cache is too small, also True gives None
     """
     if graph is False or (graph is None and not tokens.is_cuda):
         return None
@@ -314,8 +317,8 @@ def _graph_opener(
         # imported here, because it needs Triton, which why_not_graph has looked for
         from ropewalk.models.decode_step import captured_step
 
-        held = capacity if cache == "static" and capacity is not None else tokens.shape[1] + new
-        return partial(captured_step, model, tokens.shape[0], held)
+        room = capacity if cache == "static" and capacity is not None else tokens.shape[1] + new
+        return partial(captured_step, model, tokens.shape[0], room)
     if graph:
         raise RopeError("graph", f"the steps cannot be captured: {reason}; pass graph=None", graph)
     return None

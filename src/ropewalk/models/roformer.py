@@ -65,7 +65,7 @@ class SelfAttention(Attention):
 
     def _rotated_values(self, v: Tensor, positions: Tensor) -> Tensor:
         """Return v rotated like a key if `rotary_value`; a cache holds it unrotated, so that its
-        tokens can be moved.
+        tokens can get other positions.
         """
         return self.encoding.rotate(v, positions, key=True) if self.rotary_value else v
 

@@ -51,8 +51,8 @@ class Video:
     """frames x height x width patches, counted before merging; `interval` positions from one frame
     of tokens to the next.
 
-    Qwen2.5-VL: interval = tokens_per_second * seconds a temporal patch lasts. Fractions are rounded
-    down frame by frame.
+    Qwen2.5-VL: interval = tokens_per_second * the seconds that one temporal patch lasts. Fractions
+    are rounded down frame by frame.
     """
 
     frames: int

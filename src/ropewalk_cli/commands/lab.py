@@ -66,7 +66,7 @@ LAB = {
         "ropewalk lab fetch smollm2",
     ),
 }
-#: more would be a typing error
+#: upper bounds; they catch typos
 MOST_SEEDS, MOST_WORKERS = 1000, 1024
 
 

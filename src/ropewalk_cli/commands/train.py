@@ -30,7 +30,7 @@ Parallel = Annotated[
 ]
 Threads = Annotated[int | None, Option("Number of CPU threads of this process.")]
 Tensorboard = Annotated[bool, Option("Also write TensorBoard files.")]
-#: more would be a typing error
+#: upper bound; catches typos
 MOST_THREADS = 1024
 
 

@@ -101,7 +101,7 @@ def make_case(
 
     Positions are 0, 1, 2, ... in each batch row, from 0 again in each document of "packed". A
     decode shape (one token per batch row) has random ones below 4000, as sequences of different
-    lengths have.
+    lengths have. "mrope" has two more axes: the row, of 64 tokens, and the column.
 
     dtype    of q and k; None: that of the shape
     order    of the axes, "bshd" or "bhsd"

@@ -110,7 +110,7 @@ def host_us(call: Callable[[], Any], rounds: int = 24, loops: int = 100) -> dict
 
 
 def copies(case: BenchCase) -> list[BenchCase]:
-    """Return the case and enough copies of it to exceed the L2 cache, 2 to 200 in all."""
+    """Return the case and copies of it, 2 to 200 in all: enough to exceed the L2 cache, if 200 do."""
     count = max(2, min(200, -(-COLD_BYTES // case.bytes)))
     return [case, *(replace(case, q=case.q.clone(), k=case.k.clone()) for _ in range(count - 1))]
 
@@ -146,7 +146,7 @@ def measure(
     """
     for name in names:
         for order in ("bshd",) if name in DECODE else ("bshd", "bhsd"):
-            sets = copies(make_case(name, order, "cuda"))  # so many that they exceed the L2 cache
+            sets = copies(make_case(name, order, "cuda"))  # together they exceed the L2 cache
             row = {
                 "shape": name,
                 "order": order,

@@ -57,7 +57,9 @@ def gpu_table(rows: list[Row]) -> str:
     )
 
     def cell(contender: str, case: tuple[str, str]) -> str:
-        """Return the speeds of both passes in a case, (shape, order)."""
+        """Return the speeds of both passes in a case, (shape, order), in per cent of the copy: "92
+        / 85".
+        """
         of_passes = [
             percents.get((contender, *case, pass_name))
             for pass_name in ("forward", "forward+backward")

@@ -18,6 +18,7 @@ from typing import Any
 from ropewalk.config import file as config_file
 from ropewalk.config.families import family_of
 from ropewalk.config.hf import read_specs
+from ropewalk.config.layers import types_by_pattern
 from ropewalk.engines.reading import frequencies_of
 from ropewalk.errors import RopeError
 from ropewalk.spec import RopeSpec
@@ -60,13 +61,14 @@ COMPRESSED = {
     4: "compressed_sparse_attention",
     128: "heavily_compressed_attention",
 }
-#: {family: {layer type: its first layer without `layer_types`}}; other types have no layer then
+#: for configs without `layer_types`: {family: {layer type: its first layer}}; other types have no
+#: layer
 FIRST_LAYERS = {
     "flint": {"full_attention": 0, "sliding_attention": 2},
     "laguna": {"full_attention": 0},
     "zaya": {"hybrid": 0},
 }
-#: such families whose first layer has full attention, and the second has not
+#: families in which, without `layer_types`, the first layer has full attention and the second not
 FULL_FIRST = ("modernbert", "modernbert-decoder")
 #: relative difference of two frequencies, or of two magnitudes, that is rounding in float32
 SAME_RADIANS = 2e-5
@@ -200,7 +202,7 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
     if not declared and str(text.get("model_type")) in BY_PATTERN:
         full = family_of(text["model_type"]).full_layers
         count = text.get("num_hidden_layers")
-        declared = full.layer_types(text, count) if full and isinstance(count, int) else None
+        declared = types_by_pattern(text, full, count) if full and isinstance(count, int) else None
     if names := LAYER_NAMES.get(str(text.get("model_type"))):
         if not declared:  # which layers the others are follows from further keys
             return {name: 0 for name in layer_types if name == "main"}
@@ -210,8 +212,8 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
         }
         return {name: indices[0] for name, indices in firsts.items() if indices}
     for name in layer_types:
-        # the config lists the types of its layers, and this one is not among them; a list of which
-        # no name is wanted here uses other names, and says nothing
+        # the config lists the types of its layers, and this one is not among them; a list with none
+        # of the wanted names uses other names, and says nothing
         if declared and name != NO_ROPE and name not in declared and set(declared) & {*layer_types}:
             continue
         if name == NO_ROPE:

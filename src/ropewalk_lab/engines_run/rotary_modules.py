@@ -33,16 +33,17 @@ def layers_of(
     package: str,
     length: int,
     axes: int,
-    is_attending: Callable[[Exception], bool],
+    reached_attention: Callable[[Exception], bool],
     **call: Any,
 ) -> list[dict[str, Any] | None]:
     """Return the rope of each layer, read back from its rotary module, or from the cos and sin that
     the model passes to it; None for a layer that does not rotate.
 
-    length, axes  the length of the sequence, and the number of position axes, 1 or 3
-    package       the package of the engine's rotary modules
-    is_attending  whether an error says that an attention module has reached its attention
-    call          arguments of attention modules besides positions and hidden states
+    length, axes       the length of the sequence, and the number of position axes, 1 or 3
+    package            the package of the engine's rotary modules
+    reached_attention  a function that says of an error whether an attention module raised it
+                       because it reached its attention
+    call               arguments of attention modules besides positions and hidden states
     """
     if (passed := _passed_tables(model, length)) is not None:
         return passed
@@ -56,7 +57,7 @@ def layers_of(
         layers.add(int(number[1]))
         if type(module).__module__.startswith(package) and hasattr(module, "rotary_dim"):
             owner = model.get_submodule(name.rpartition(".")[0])
-            used = _uses(owner, module, axes, is_attending, call)
+            used = _uses(owner, module, axes, reached_attention, call)
             ropes[int(number[1])] = (
                 probe.rope_of_matrices(_matrices(module, axes, length)) if used else None
             )
@@ -151,14 +152,14 @@ def _uses(
     owner: torch.nn.Module,
     rotary: torch.nn.Module,
     axes: int,
-    is_attending: Callable[[Exception], bool],
+    reached_attention: Callable[[Exception], bool],
     call: dict[str, Any],
 ) -> bool:
-    """Return whether the attention module `owner` calls its rotary module: run it with zeros until
-    it calls that or attends.
+    """Return whether the attention module `owner` calls its module `rotary`: run it with zeros
+    until it calls that module or reaches its attention.
 
-    If it fails before either, it is taken to call it; if it returns without either, not.
-    `axes`, `is_attending` and `call` are those of `layers_of`.
+    The result is True if it fails before either, and False if it returns without either. `axes`,
+    `reached_attention` and `call` are as in `layers_of`.
     """
 
     def stop(*_: Any, **__: Any) -> None:
@@ -178,7 +179,7 @@ def _uses(
     except Rotated:
         return True
     except Exception as error:
-        return not is_attending(error)
+        return not reached_attention(error)
     finally:
         del rotary.forward  # the forward of its class is found again
     return False

@@ -121,7 +121,7 @@ def _layer_of(node: llama.Tensor) -> int | None:
     """Return the layer that a node or one of its inputs names, such as 3 for "Qcur-3 (view)"; None
     if none of them does.
     """
-    for _ in range(8):  # at most so many inputs back
+    for _ in range(8):  # the node, then the input of each node before it
         named = re.search(r"-(\d+)", node.name.decode())
         if named:
             return int(named[1])

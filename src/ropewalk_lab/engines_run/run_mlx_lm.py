@@ -87,11 +87,11 @@ def _matrix(rope: Any, size: int, length: int) -> np.ndarray:
     """Return the matrix whose column i is the unit vector e_i of `size` dimensions, rotated by one
     step.
 
-    A rope that computes its base from the length of the call is called with the whole sequence,
-    whose second token is read.
+    A rope whose base depends on the length of its input gets a whole sequence of `length` tokens,
+    of which token 1 is read.
     """
-    # only "Dynamic" ropes that keep a trained length depend on the length of the call; a dynamic
-    # rope with a fixed alpha does not
+    # these are the "Dynamic" ropes that keep a trained length; one with a fixed alpha does not
+    # depend on the length
     if "Dynamic" not in type(rope).__name__ or not hasattr(rope, "max_position_embeddings"):
         # [batch, heads, tokens, size]
         return np.array(rope(mx.eye(size)[None, :, None, :], offset=1)[0, :, 0]).T

@@ -125,7 +125,7 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
             row["length"],
             3 if row.get("axes") == 3 and config.model_is_mrope else 1,
             # a layer that comes to its attention before it calls its rope does not rotate
-            is_attending=lambda error: str(error) == ATTENDS,
+            reached_attention=lambda error: str(error) == ATTENDS,
             forward_batch=None,  # an argument of SGLang's attention modules
         )
     return probe.distinct(

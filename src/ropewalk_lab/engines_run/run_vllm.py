@@ -92,7 +92,9 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
             package = "vllm.model_executor.layers.rotary_embedding"
             has_axes = row.get("axes") == 3 and uses_mrope(config.model_config.hf_config)
             axes = 3 if has_axes else 1
-            layers = rotary_modules.layers_of(model, package, row["length"], axes, _is_attending)
+            layers = rotary_modules.layers_of(
+                model, package, row["length"], axes, _reached_attention
+            )
     return probe.distinct(
         layers,
         max_model_len_used=config.model_config.max_model_len,
@@ -100,9 +102,9 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _is_attending(error: Exception) -> bool:
-    """Return whether an error is one of the two of vLLM's attention, which needs a forward context
-    that is not set here.
+def _reached_attention(error: Exception) -> bool:
+    """Return whether vLLM's attention raised this error, so that the layer has reached its
+    attention. It raises one of two errors, because no forward context is set here.
     """
     return str(error).startswith("Forward context is not set") or "no_compile" in str(error)
 

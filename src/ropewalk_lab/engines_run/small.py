@@ -56,16 +56,14 @@ def small_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config of a small model with the rope, the head size and the layer types of
     `config`.
     """
-    text = config_file.text_part(config)
-    # a config with a text part inside: each of its parts is made small, except those that are no
-    # config of a model, such as a rope
-    if text is not config and text != config:
-        names = [name for name, part in config.items() if isinstance(part, Mapping)]
-        return {
-            **config,
-            **{name: small_config(config[name]) for name in names if "model_type" in config[name]},
-        }
-    small = {key: value for key, value in config.items() if key not in LEFT_OUT}
+    # each part that is the config of a model is made small; others, such as a rope, stay
+    small: dict[str, Any] = {
+        key: small_config(value) if isinstance(value, Mapping) and "model_type" in value else value
+        for key, value in config.items()
+    }
+    if config_file.text_owner(config) is not config:  # the text model is one of the parts
+        return small
+    small = {key: value for key, value in small.items() if key not in LEFT_OUT}
     small |= {key: min(small[key], size) for key, size in SIZES.items() if small.get(key)}
     hidden, heads = small.get("hidden_size"), small.get("num_attention_heads")
     if hidden and heads:
@@ -76,7 +74,7 @@ def small_config(config: Mapping[str, Any]) -> dict[str, Any]:
     types = small.get("layer_types")
     layers = LAYERS
     if isinstance(types, list) and types:
-        # so many that each type has a layer
+        # enough that each type has a layer
         layers = max(LAYERS, 1 + max(types.index(name) for name in set(types)))
         small["layer_types"] = types[:layers]
     if small.get("num_hidden_layers"):
@@ -91,8 +89,10 @@ def small_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete_config(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the config of a small model with the rope of a checkpoint, of whose config only the
-    keys of the rope are at hand; None for families that are not in ARCHITECTURES.
+    """Return the config of a small model with the rope of a well-known checkpoint; None if its
+    model_type is not in ARCHITECTURES.
+
+    checkpoint  the config keys that define its rope, as in `ropewalk.config.examples`
     """
     if checkpoint["model_type"] not in ARCHITECTURES:
         return None

@@ -23,11 +23,12 @@ PLACES = ("_name_or_path",)
 
 def model_fingerprint(model: nn.Module) -> str:
     """Return 32 hex digits from the class of a model, its config without the keys PLACES (where it
-    was loaded from), the specs of the ropes if it is a Decoder, and all its tensors.
+    was loaded from), the specs of its `Rotary` modules (a transformers model has none) and all its
+    tensors.
 
-    Of each parameter and buffer the name, shape, dtype and all bytes in their order count, so that
-    permuted or rounded weights are another model. SHA-256 takes about a second for 1 GB on each
-    core.
+    The name, shape, dtype and bytes of each parameter and buffer are hashed, so a model with
+    permuted or rounded weights has another fingerprint. SHA-256 takes about a second for 1 GB on
+    each core.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # hashing releases the GIL

@@ -229,7 +229,7 @@ def scaling_of(method: Method, factor: float, trained: int) -> Scaling:
         name: value for name, value in arguments(method, factor, trained).items() if name in names
     }
     if scaling_class.name == LONGROPE:
-        # sequences up to the trained length are not scaled
+        # frequencies are unscaled up to the trained length; the magnitude applies at every length
         values.setdefault("short_factor", (1.0,) * len(values["long_factor"]))
     return scaling_class(**values)
 

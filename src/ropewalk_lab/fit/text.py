@@ -129,9 +129,10 @@ def key_tokens(reader: Reader, window: Tensor, trained: int) -> KeyTokens:
     """Return the tokens whose loss falls by more than GAIN, to less than LIMIT, between a short and
     a long context.
 
-    The model itself judges, unextended and within its trained length: the short context has a
-    quarter of that length or slightly more, the long one at least three quarters; a token near the
-    start of the window has fewer. So the tokens are the same for every method.
+    The losses are those of the model before it is extended, within its trained length, so the
+    tokens are the same for every method. The short context is a quarter of the trained length or
+    slightly more, the long one at least three quarters; tokens near the start of the window have
+    less context.
     """
     quarter = max(1, trained // 4)
     short = limited_losses(reader, window, quarter, max(1, quarter // 4))

@@ -111,7 +111,7 @@ def periodicity(view: View) -> Any:
 
 def coverage(view: View) -> Any:
     """Draw the number of turns of each pair within the trained length, and within the served length
-    without and with scaling; a dashed line is at one turn.
+    without and with the view's scaling (YaRN if it has none); a dashed line is at one turn.
     """
     look = view.look
     figure, (ax,) = blank(look)
@@ -171,7 +171,7 @@ def beyond(view: View) -> Any:
     figure, (left, right) = blank(look, 12.5, 4.2, across=2)
     frequencies = analysis.radians(view.spec, view.served)
     positions = np.linspace(0, view.served, 800)
-    # pairs that complete about so many turns in training
+    # the pairs whose number of turns in training is closest to each of these
     slow = pairs_with_turns(analysis.turns(frequencies, view.trained), (2.0, 0.5, 0.25, 0.1))
     for i, pair in enumerate(slow):
         line = {"color": look.colour(i), "linewidth": 2}

@@ -6,8 +6,8 @@ import math
 
 
 def short(value: float) -> str:
-    """Return a number as text of few characters, at most five for 0.1 to 1e15: 6.3, 408, 54.4k,
-    20.5M, 1.1T; infinity is ∞.
+    """Return a number as short text, at most five characters from 0 to 1e15: 6.3, 408, 54.4k,
+    20.5M, 1.1T; infinity is ∞. Below 100 it has one decimal, so 0.04 becomes 0.
     """
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"

@@ -55,7 +55,7 @@ def rotation(view: View) -> Any:
 def variants(view: View) -> Any:
     """Draw queries rotated without scaling, with YaRN, with xPos and with the spec's own scaling,
     and an added encoding: the norm against position on the left, the trajectory of the middle pair
-    over one turn on the right.
+    on the right, over the positions in which it turns once without scaling.
     """
     look, middle = view.look, view.spec.pairs // 2
     wavelength = float(analysis.wavelengths(analysis.plain_radians(view.spec))[middle])
@@ -63,14 +63,14 @@ def variants(view: View) -> Any:
     positions = np.linspace(0, wavelength if np.isfinite(wavelength) else view.trained, 400)
     figure, (left, right) = blank(look, 10.5, 4.2, across=2)
     for i, (name, path) in enumerate(_paths(view, positions).items()):
-        # every pair begins with norm 1, so this is the norm of the whole vector divided by its norm
-        # before
+        # the vector without an encoding has norm 1 in every pair, so this is the norm of the whole
+        # vector divided by its norm without an encoding
         norm = np.sqrt((np.abs(path) ** 2).mean(axis=1))
         # where two lines coincide, the wider one below shows on both sides
         line = {"color": look.colour(i), "linewidth": 3.4 - 0.6 * i, "label": name}
         left.plot(positions, norm, **line)
         right.plot(np.real(path[:, middle]), np.imag(path[:, middle]), **line)
-    right.plot(1, 0, "o", color=look.ink, markersize=5)  # the vector before
+    right.plot(1, 0, "o", color=look.ink, markersize=5)  # the vector without an encoding
     right.set(aspect="equal")
     title = "Variants: norm and trajectory"
     label_axes(left, look, title=title, x="position", y="norm / norm before")

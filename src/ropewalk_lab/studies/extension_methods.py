@@ -78,7 +78,8 @@ def spec_for(
         return plain
     if method == LONGROPE:
         long = tuple(factors or ())
-        # short factors of 1: text up to the trained length is not scaled
+        # short factors of 1: frequencies are unscaled up to the trained length; the magnitude
+        # applies at every length
         scaling = LongRope(
             short_factor=(1.0,) * len(long), long_factor=long, original_length=length, factor=factor
         )
@@ -110,11 +111,13 @@ def search_longrope(
     rows = windows[:, -(factor * length + 1) :]
 
     def loss(factors: tuple[float, ...]) -> float:
-        """Return the loss of the model with these LongRoPE factors."""
+        """Return the mean loss of the last `length` tokens of each row with these LongRoPE factors,
+        which the model keeps.
+        """
         rope = Rope(spec_for(LONGROPE, plain, factor, length, factors))
         for layer in model.layers:  # type: ignore[union-attr]
             layer.self_attn.encoding.rope = rope
-        return float(losses_and_hits(model, rows, length)[0].double().mean())
+        return float(losses_and_hits(model, rows, tail=length)[0].double().mean())
 
     return search_factors(
         loss, plain.pairs, factor, population=population, rounds=rounds, seed=seed

@@ -31,7 +31,7 @@ from ropewalk_lab.studies.rows import Row, digest, read_rows, write_rows
 POLL = 1.0
 #: seconds between two lines of progress where there is no terminal
 LINES = 15.0
-#: a training runs if it wrote to its log in the last seconds of this number
+#: a training that wrote to its log in the last RECENT seconds is running
 RECENT = 15.0
 
 

@@ -225,8 +225,8 @@ def measure(
         batches=batches,
         objective=contrast,
     ).model
-    # without `swap`, the triplets keep their order, and B and C their places
-    hits = right(model, TripletBatches(valid, "triplets", swap=False), length, workspace.device)
+    # without `shuffle`, the triplets keep their order, and B and C their places
+    hits = right(model, TripletBatches(valid, "triplets", shuffle=False), length, workspace.device)
     return [row("wrong", 1 - hits, cut=cut, encoding=encoding, seed=seed)]
 
 

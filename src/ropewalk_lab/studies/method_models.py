@@ -220,7 +220,9 @@ def adapted(
 
 
 def _long_scaling(factors: tuple[float, ...], factor: int, length: int) -> LongRope:
-    """Return LongRoPE with these long factors; text up to the trained length is not scaled."""
+    """Return LongRoPE with these long factors. Up to the trained length the frequencies are
+    unscaled; the magnitude applies at every length.
+    """
     return LongRope((1.0,) * len(factors), factors, original_length=length, factor=float(factor))
 
 
@@ -236,7 +238,7 @@ def searched_factors(
     plain = rope_spec(model)
 
     def loss(factors: tuple[float, ...]) -> float:
-        """Return the loss of the model with these LongRoPE factors."""
+        """Return the loss of the answer with these LongRoPE factors, which `trial_model` keeps."""
         rope = Rope(plain.with_(scaling=_long_scaling(factors, factor, length)))
         for layer in trial_model.layers:
             layer.self_attn.encoding.rope = rope

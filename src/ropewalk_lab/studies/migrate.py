@@ -128,9 +128,11 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def claims(rows: list[Row], lengths: list[int], steps: int) -> list[Claim]:
-    """Return three claims after the most steps: at the trained length the migrated model has a
-    lower loss than RoPE from scratch and than the unchanged model, and at twice that length than
-    the unchanged model.
+    """Return three claims about the losses after `steps` steps, at the two `lengths`: the trained
+    one, and twice it.
+
+    At the trained length, the migrated model has a lower loss than RoPE from scratch; it also has a
+    lower loss than the unchanged model; and the latter holds at twice that length.
     """
     near, far = (
         {

@@ -56,7 +56,8 @@ def run(runner: JobRunner) -> dict[str, Any]:
     if any(max(lengths) % length for length in lengths):
         raise RopeError(
             "stages",
-            "must have lengths that divide the longest, whose texts are measured in pieces",
+            "must have lengths that divide the longest one: held-out texts have that length and "
+            "are cut into pieces of each length",
             lengths,
         )
     runner.run(Job(f"stages-{seed}", measure, {"seed": seed, **shared}) for seed in runner.seeds)
@@ -155,7 +156,9 @@ def _mean_by_window(values: Tensor, masked: Tensor) -> np.ndarray:
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return RoFormer's table of stages, and the loss after each stage at every length."""
+    """Return RoFormer's table of stages, the loss after each stage at every length, the claims, and
+    our values beside the published table "roformer-stages".
+    """
     stages, lengths = distinct(rows, "loss", "stage"), distinct(rows, "loss", "length")
     trained = {stage: distinct(rows, "loss", "trained", stage=stage)[0] for stage in stages}
     cells = []

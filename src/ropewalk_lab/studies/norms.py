@@ -45,9 +45,9 @@ from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, score
 from ropewalk_lab.studies.study import Study
 
-#: the models without a norm of q and k: plain RoPE, and one whose rotation changes the length of a
-#: head's vector, so that scores depend on positions and not on distance alone
-NONE, NOT_KEPT = "none", "norm not kept"
+#: the models without a norm of q and k: plain RoPE, and `MixedLayouts`, which changes the length of
+#: q and k, so that scores depend on positions and not on distance alone
+NONE, MIXED_LAYOUTS = "none", "norm not kept"
 #: name -> (the norm, whether it follows the rotation); plain RoPE has none
 NORMS: dict[str, tuple[type[nn.Module], bool]] = {
     "LayerNorm before": (nn.LayerNorm, False),
@@ -57,7 +57,7 @@ NORMS: dict[str, tuple[type[nn.Module], bool]] = {
 }
 #: names in the stated ablation -> ours
 STATED = {
-    "no norm": NOT_KEPT,
+    "no norm": MIXED_LAYOUTS,
     "LayerNorm after the rotation": "LayerNorm after",
     "plain RoPE": NONE,
 }
@@ -66,7 +66,7 @@ SHIFTED = "largest change of a logit by a shift"
 #: scores depend on distance alone if a shift of all positions changes logits by less than this
 #: share of their deviation
 UNCHANGED = 1e-3
-_ALL = [NONE, NOT_KEPT, *NORMS]
+_ALL = [NONE, MIXED_LAYOUTS, *NORMS]
 
 PRESETS = presets_of("norms")
 
@@ -125,8 +125,8 @@ class MixedLayouts(Rotary):
 
 
 def change_attention(model: nn.Module, name: str) -> nn.Module:
-    """Give every layer of a RoPE decoder the norms of an entry of NORMS, or mixed layouts, and
-    return the model.
+    """Give every layer of a RoPE decoder the norms of an entry of NORMS, or mixed layouts, or
+    change nothing (NONE), and return the model.
     """
     if name == NONE:
         return model
@@ -134,7 +134,7 @@ def change_attention(model: nn.Module, name: str) -> nn.Module:
         attention = layer.self_attn
         norm, after = NORMS.get(name, (None, True))
         if norm is None:
-            # NOT_KEPT, which has no entry: mixed layouts do not keep the norm of q and k
+            # MIXED_LAYOUTS, which has no entry in NORMS
             attention.encoding = MixedLayouts(
                 attention.encoding.sizes, attention.encoding.rope.spec
             )
@@ -175,7 +175,7 @@ def measure(
     """Train one model; return its loss at every length, and how its logits change if all positions
     are shifted, as rows.
 
-    norm             an entry of NORMS, NOT_KEPT for mixed layouts, or NONE
+    norm             an entry of NORMS, MIXED_LAYOUTS for mixed layouts, or NONE
     preset, changes  the training preset, and changes of its settings
     multiples        the lengths, as multiples of the trained length
     windows          the number of held-out windows
@@ -284,7 +284,7 @@ def claims(rows: list[Row], length: int) -> list[Claim]:
     losses = {name: score(rows, "loss", norm=name, length=length) for name in _ALL}
     result = []
     for name in _ALL:
-        is_absolute = name == NOT_KEPT or name.endswith("after")
+        is_absolute = name == MIXED_LAYOUTS or name.endswith("after")
         text = (
             f"A shift of all positions {'changes' if is_absolute else 'does not change'} the "
             f"logits ({name})"
@@ -295,7 +295,7 @@ def claims(rows: list[Row], length: int) -> list[Claim]:
     for better, worse in (
         (NONE, "LayerNorm after"),
         ("LayerNorm before", "LayerNorm after"),
-        (NONE, NOT_KEPT),
+        (NONE, MIXED_LAYOUTS),
     ):
         result.append(
             claim_order(

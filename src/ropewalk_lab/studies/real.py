@@ -90,7 +90,8 @@ def real_windows(
     `spare` ones are the last, and from the first text.
 
     A text that is too short for its share gives fewer and the others more. If all are too short,
-    there are fewer than `count` windows; fewer than FEWEST_WINDOWS of them are an error.
+    there are fewer than `count` windows; fewer than FEWEST_WINDOWS of them are an error, and so is
+    a first text that is too short for the `spare` ones.
     """
     tokens = [encode(real_text(text)) for text in texts]
     available = [len(each) // length for each in tokens]  # windows of each text

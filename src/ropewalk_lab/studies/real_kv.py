@@ -148,8 +148,8 @@ class Continuation:
         """Return {way to continue from a cache: the loss of the last `count` tokens of a window}.
         `sinks` and `shift` are those of `measure`.
 
-        The cache has all tokens before these `count` except the last one, which is read together
-        with them, because its logits predict the first of them.
+        The cache has the tokens before these `count`, without those that are dropped and without
+        the last one, which is read together with them, because its logits predict the first of them.
         """
         length = len(window) - count
         last, half = length - 1, length // 2

@@ -62,7 +62,7 @@ def measure(
     Methods that the model cannot use are left out, and so is longrope; raise an error if no method
     is left.
 
-    factor   how many times longer the length is that the methods extend the model to
+    factor   how many times the trained length the methods extend the model to
     depths   how many depths there are at each length
     lengths  of the texts, in tokens; []: those of `passkey_lengths` up to `factor` times the
              trained length, without those too short for a pass key

@@ -2,9 +2,10 @@
 with LongCE.
 
 Words of this module:
-  row     one measurement: a metric ("training", the loss of each step; "loss", for each window;
-          "found", 1 for each pass key found, else 0), its values, and the fields `method`,
-          `objective`, `seed`, and `band` or `length`
+  row     one measurement: a metric, its values, and fields. All rows have `method`, `objective`,
+          `seed`, `trained` (the trained length) and `steps`. The metrics are "training", the loss
+          of each step; "loss", that of each window in one `band`, with its `end`; and "found", 1
+          for each pass key found in texts of one `length`, else 0
   job     one call of a function such as `measure`; a runner runs the jobs for the settings and the
           seeds of the study, and stores their rows
   band    positions such as "8k-16k"; `end` is the second of these numbers
@@ -401,8 +402,9 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def claims(rows: list[Row], facts: dict[str, Any]) -> list[Claim]:
-    """Return two claims for every method and objective: the loss in the last band is close to that
-    up to the trained length, and pass keys are found at the longest length.
+    """Return up to two claims for every method and objective, as far as they were measured: the
+    loss in the last band is close to that up to the trained length, and pass keys are found at the
+    longest length.
     """
     result = []
     for method in distinct(rows, "loss", "method"):

@@ -49,7 +49,7 @@ from ropewalk_lab.studies.rows import Row, digest, distinct, row, score, select
 from ropewalk_lab.studies.study import Study
 
 #: between a variant that is trained and the method that it is read with: "geometric + yarn"
-WITH = " + "
+SEPARATOR = " + "
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,9 @@ class RopeVariants:
     def rope(self, variant: Any) -> dict[str, Any]:
         """Return the fields of the RopeSpec that a variant is trained with.
 
-        In a table without `variants` the variant is a base. Otherwise it is a name of `variants`,
-        or else of SCALINGS; a method after WITH has no influence on the training.
+        In a table without `variants` the variant is a base. Otherwise it is a name of `variants` or
+        of SCALINGS, after which SEPARATOR and a method may follow, as in "geometric + yarn"; the
+        method does not change the training.
         """
         if not self.variants:
             return {"theta": variant}
@@ -102,7 +103,7 @@ def parts(variant: Any) -> tuple[Any, str]:
     """Return the variant that is trained, and the method that it is read with, "" if none."""
     if not isinstance(variant, str):
         return variant, ""
-    trained, _, method = variant.partition(WITH)
+    trained, _, method = variant.partition(SEPARATOR)
     return trained, method
 
 
@@ -170,12 +171,13 @@ def measure(
     windows: int,
     formula: str = "",
 ) -> list[Row]:
-    """Train one variant and measure its loss at every length, and how far its learned frequencies
-    moved; return the rows.
+    """Train one variant and measure its loss at every length and, for a variant without a method,
+    how far its learned frequencies moved; return the rows.
 
     study      a name of TABLES: its table says what a variant is
     variant    a base, a name of the table or of a scaling; with " + " and a method of `extend`, the
-               model is read with this method, its factor being the multiple
+               model is read with this method beyond the trained length, its factor being the
+               multiple
     text       a source of text, "" for that of the preset
     preset     the training preset; `changes` of its settings
     multiples  the lengths, as multiples of the trained length

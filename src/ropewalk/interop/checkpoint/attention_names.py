@@ -131,13 +131,13 @@ class AttentionModule:
 
 def split_projection_name(name: str) -> tuple[str, str, str] | None:
     """Return the path of a tensor's attention module, its projection or norm, and the rest of its
-    name, such as "weight"; None if the name has no projection or norm.
+    name, such as "weight"; None if the name has no projection or norm. "query" and "key" are one
+    only inside a module whose name contains "att".
     """
     parts = name.split(".")
     for i in reversed(range(len(parts))):
         if parts[i] in (*PROJECTIONS, *NORMS):
-            # "query" and "key" are common words, so they count only inside a module whose name
-            # contains "att"
+            # "query" and "key" are common words
             in_attention = parts[i] not in ("query", "key") or any(
                 "att" in part for part in parts[:i]
             )

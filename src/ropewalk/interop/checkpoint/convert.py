@@ -21,7 +21,7 @@ from ropewalk.errors import RopeError, choice
 from ropewalk.interop.checkpoint.atomic_folder import atomic_folder
 from ropewalk.interop.checkpoint.layout_record import (
     RECORD_FILE,
-    has_interleave_flag,
+    reads_interleave_flag,
     record_of,
     stated_layout,
     with_interleave_flag,
@@ -174,7 +174,7 @@ def _write(
         for file_name, header in folder.shards.items():
             write_file(partial / file_name, header, pieces_of)
         for file_name in small_files:
-            if file_name == "config.json" and has_interleave_flag(folder.config):
+            if file_name == "config.json" and reads_interleave_flag(folder.config):
                 write_json(
                     partial / file_name,
                     with_interleave_flag(folder.config, report.target_layout == "interleaved"),
@@ -211,12 +211,12 @@ def _other_files(folder: Folder) -> tuple[list[str], list[str]]:
 
 
 def _warnings(config: Mapping[str, Any], target_layout: str) -> tuple[str, ...]:
-    """Return a warning if the transformers code of this model cannot run the target layout; code
-    that reads the flag runs both. Nothing is known about an unknown model_type, so it has none.
+    """Return a warning if the transformers code of this model cannot run the target layout. There
+    is none if its code reads the flag, since it then runs both, or if the model_type is unknown.
     """
     model_type = str(config_file.text_part(config).get("model_type"))
     family = families().get(model_type)
-    if family is None or has_interleave_flag(config) or family.layout == target_layout:
+    if family is None or reads_interleave_flag(config) or family.layout == target_layout:
         return ()
     return (
         f"the transformers code of {model_type} uses the {family.layout} layout and cannot run "

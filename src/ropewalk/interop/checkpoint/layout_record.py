@@ -36,8 +36,8 @@ class StatedLayout:
 
 
 def stated_layout(folder: Folder) -> StatedLayout | None:
-    """Return the layout that a folder states, in pair_layout.json or by a flag of its config; None
-    if it states none.
+    """Return the layout that a folder states: in pair_layout.json, or else by `rope_interleave` in
+    its config, if the model's code reads that key. None if it states none.
     """
     path = folder.path / RECORD_FILE
     if path.is_file():
@@ -51,7 +51,7 @@ def stated_layout(folder: Folder) -> StatedLayout | None:
             for key in ("layout", "original_layout")
         ]
         return StatedLayout(layouts[0], layouts[1], RECORD_FILE)
-    if (folder.path / "config.json").is_file() and has_interleave_flag(folder.config):
+    if (folder.path / "config.json").is_file() and reads_interleave_flag(folder.config):
         flag = config_file.text_part(folder.config).get(FLAG)
         if isinstance(flag, bool):
             return StatedLayout("interleaved" if flag else "half", None, f"{FLAG} in config.json")
@@ -64,7 +64,7 @@ def record_of(source: Folder, source_layout: str, target_layout: str) -> dict[st
     None: it needs no such file, because its config states the layout or the layout is the original
     one again.
     """
-    if (source.path / "config.json").is_file() and has_interleave_flag(source.config):
+    if (source.path / "config.json").is_file() and reads_interleave_flag(source.config):
         return None
     stated = stated_layout(source)
     original = source_layout if stated is None else stated.original
@@ -75,8 +75,10 @@ def record_of(source: Folder, source_layout: str, target_layout: str) -> dict[st
     )
 
 
-def has_interleave_flag(config: Mapping[str, Any]) -> bool:
-    """Return whether the model's code reads the pair layout from `rope_interleave`."""
+def reads_interleave_flag(config: Mapping[str, Any]) -> bool:
+    """Return whether the code of the config's model_type reads the pair layout from
+    `rope_interleave`; the config may have the key or not.
+    """
     family = families().get(str(config_file.text_part(config).get("model_type")))
     return family is not None and "rope_interleave" in family.reads
 

@@ -134,7 +134,8 @@ def find_rules(folder: Folder, config: Mapping[str, Any]) -> dict[str, TensorRul
     """Return {tensor name: rule} of the tensors that depend on the layout; all others are copied
     unchanged.
 
-    Raises an error about a tensor that is not understood, or if there are no rules.
+    Raises an error about a tensor that is not understood, about projections that also make the
+    values, or if there are no rules.
     `check_complete` tells whether all tensors of q and k were found.
     """
     config = config_file.text_part(config)

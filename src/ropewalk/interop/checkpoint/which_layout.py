@@ -125,7 +125,7 @@ def _meta_names(folder: Folder) -> list[str]:
 
 def _from_names(folder: Folder) -> list[LayoutObservation]:
     """Return strong evidence for interleaved pairs if names of tensors or files are those of Meta's
-    and Mistral's own code.
+    and Mistral's own code, else [].
     """
     evidence = []
     if names := _meta_names(folder):
@@ -138,8 +138,9 @@ def _from_names(folder: Folder) -> list[LayoutObservation]:
 
 
 def _from_code(config: Mapping[str, Any], folder: Folder) -> LayoutObservation:
-    """Return evidence from the code of the model family: its pair layout, if the tensors have the
-    names that the code loads.
+    """Return evidence from the code of the model family: the layout by `rope_interleave`, if the
+    code reads that key, or else its own; none (weak) if the tensors have other names than the code
+    loads, or the code is not known.
     """
     model_type, interleave = config.get("model_type"), config.get("rope_interleave")
     family = families().get(str(model_type))

@@ -7,13 +7,13 @@ a remapping.
 """
 
 from ropewalk.interop.extend.extension import Extension
-from ropewalk.interop.extend.longrope2 import critical_dimension, rescale_factors, search_longrope2
+from ropewalk.interop.extend.longrope2 import critical_pair, rescale_factors, search_longrope2
 from ropewalk.interop.extend.model import extend
 from ropewalk.interop.extend.search import search_factors
 
 __all__ = [
     "Extension",
-    "critical_dimension",
+    "critical_pair",
     "extend",
     "rescale_factors",
     "search_factors",

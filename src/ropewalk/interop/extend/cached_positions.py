@@ -126,7 +126,7 @@ def keep_positions(cache: Any, layer_idx: int, positions: Tensor) -> None:
         return
     layer = layers[layer_idx]
     if "position_layer" not in vars(layer):
-        # nobody has kept the positions of keys that are there already
+        # the positions of keys that the layer already holds are not known
         layer.position_layer = None if layer.get_seq_length() else _position_layer(layer)
         layer.key_positions = None
         layer.__class__ = _class_with_positions(type(layer))

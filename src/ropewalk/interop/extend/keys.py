@@ -168,7 +168,8 @@ def _chosen_layers(
     """Return the specs of the layer types to extend.
 
     names  the layer types; None: all of them if they share one rope, otherwise those that the
-           family scales, or those with full attention if it names none, or all if there are none
+           family scales, or those with full attention if it names none, or all if there are none.
+           Types that no layer has are left out, if others remain
     """
     rotated = {name: spec for name, spec in specs.items() if spec is not None}
     # not empty for families whose layer types have different thetas

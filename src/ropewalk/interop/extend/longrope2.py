@@ -17,11 +17,12 @@ from ropewalk.errors import RopeError, integer, number
 from ropewalk.interop.extend.search import Factors
 
 
-def critical_dimension(dim: int, theta: float, length: float, turns: float = 1.0) -> int:
-    """Return ceil(dim / 2 * log_theta(length / (2 pi turns))): how many pairs, not
-    dimensions, complete more than `turns` turns within `length` tokens. `dim` is twice the number
-    of pairs. The formula is not
-    limited: it is 0 or less if no pair completes so many, and may exceed dim / 2 if all do.
+def critical_pair(dim: int, theta: float, length: float, turns: float = 1.0) -> int:
+    """Return the index of the first pair that completes at most `turns` turns within `length`
+    tokens, ceil(dim / 2 * log_theta(length / (2 pi turns))). `dim` is twice the number of pairs.
+
+    The result is not limited to 0 ... dim / 2: it is 0 or less if no pair completes more turns,
+    and may be above dim / 2 if all do.
     """
     return math.ceil(dim / 2 * math.log(length / (2 * math.pi * turns)) / math.log(theta))
 
@@ -70,8 +71,8 @@ def search_longrope2(
     # candidates for the critical pair: from the first that completes fewer than 10 turns in
     # training to the theoretical one; pairs are counted from 0, so the number of pairs before the
     # critical one is its index
-    last = min(max(critical_dimension(2 * pairs, theta, length), 0), pairs - 1)
-    first = min(max(critical_dimension(2 * pairs, theta, length, turns=10.0), 0), last)
+    last = min(max(critical_pair(2 * pairs, theta, length), 0), pairs - 1)
+    first = min(max(critical_pair(2 * pairs, theta, length, turns=10.0), 0), last)
     search = _FactorSearch(loss, factor, step, mutation, random.Random(seed))
     for critical in range(first, last + 1):
         # start with equal factors, and with factors that grow up to twice `factor`

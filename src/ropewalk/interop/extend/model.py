@@ -10,8 +10,8 @@ Words of this module:
   Served      {a `layer_type` that the module's forward takes, or None if it takes none: the layer
               types that it serves}
   kind        the name of a scaling or of a remapping, such as "yarn" or "rerope"
-  owner       the config object or dict that holds the values of the text model: the whole config or
-              a part of it
+  root        the whole config, an object or a dict
+  owner       root, or the part of it that holds the values of the text model
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _refuse_unused(
     layer_types: Sequence[str] | None,
 ) -> None:
     """Raise an error if an argument of `extend` is given that has no effect for this kind or this
-    model.
+    model, or if search_options is no dict.
     """
     for name, value in {"search": search, "search_options": search_options}.items():
         if value is not None and kind != "longrope":
@@ -260,8 +260,8 @@ class _Target:
     @property
     def config(self) -> Mapping[str, Any]:
         """The current text config."""
-        # the text part of a dict may take its model_type from the whole; a config object has its
-        # own
+        # `text_part` gives a part without a model_type the one of the whole dict; a config object
+        # has its own
         return (
             config_file.text_part(self.root)
             if isinstance(self.root, Mapping)
@@ -347,8 +347,8 @@ class _Target:
         )
         try:
             for swap in swaps:
-                # first, because each ModuleSwap builds a module from the changed config; that
-                # `_install` does it again changes nothing
+                # first, because each ModuleSwap builds a module from the changed config; `_install`
+                # repeats it, without effect
                 swap.install()
             # if no config key is written for the scaling, a hook computes the tables at each call
             hook = None if keys else LengthHook(change.specs)

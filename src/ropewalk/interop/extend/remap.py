@@ -100,7 +100,7 @@ class PassPositions:
         """Return the arguments of the call, with `POSITIONS_ARGUMENT` if it has positions."""
         given = dict(zip(self.order, args, strict=False)) | kwargs
         positions = given.get("position_ids")
-        if positions is None:  # some layers are given no more than the result of the rotary module
+        if positions is None:  # some layers get only the result of the rotary module
             tables = given.get("position_embeddings")
             first = tables[0] if isinstance(tables, tuple) else tables
             positions = getattr(first, ROTATED_AT, None)

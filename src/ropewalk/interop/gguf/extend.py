@@ -81,7 +81,7 @@ def extend_gguf(
 ) -> GgufExtension:
     """Return what a GGUF file needs for a longer context; the file itself is not changed.
 
-    kind, factor, options  as of `rw.extend`
+    kind, factor, options  as in `rw.extend`
 
     A RopeError names a scaling that llama.cpp cannot compute for the file's architecture.
     """

@@ -77,7 +77,7 @@ class GgufTokenizerFiles:
         given = {key: value for key, value in token_ids.items() if value is not None}
         files = {"generation_config.json": _json(given)} if given else {}
         if self.file.metadata.get("tokenizer.ggml.model", "none") == "none":
-            return files  # the file says that it has no tokenizer
+            return files  # the GGUF file has no tokenizer
         try:
             built, tokens = tokenizer_of(self.file), self._tokens()
         except (RopeError, OSError) as error:

@@ -121,8 +121,8 @@ class Convention:
         return (cos, sin) if blocks == 1 else (cos.flatten(-2), sin.flatten(-2))
 
     def tables(self, cos: Tensor, sin: Tensor, blocks: int = 1) -> tuple[Tensor, ...]:
-        """Return the tables in this form, from one entry per pair; those that hold both in one
-        tensor also have axes of size 1, such as one for the heads.
+        """Return the tables in this form, from one entry per pair; those of "sin then cos" and "cos
+        over sin" also have axes of size 1, such as one for the heads.
         """
         if self.form == "sin then cos":
             return (torch.cat((sin, cos), dim=-1).unsqueeze(1),)

@@ -1,9 +1,9 @@
-"""A forward hook that computes a rotary module's tables for the length of each call.
+"""A forward hook that computes a rotary module's tables for the longest sequence of each batch.
 
 Needed for dynamic_yarn and clipped, for which `extend` writes no config key. The hook runs after
-the module's forward: it copies the module, sets the copy's frequencies for the length of the call,
-runs forward again on the copy, and returns that output in place of the first. The module itself is
-not changed, because threads may share it.
+the module's forward: it copies the module, sets the copy's frequencies for that length, runs
+forward again on the copy, and returns that output in place of the first. The module itself is not
+changed, because threads may share it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LengthHook:
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
         """Return the output of a rotary module's forward with the frequencies for the length of the
-        call, which is the largest of its positions + 1.
+        longest sequence, the largest position + 1; `output` itself if the module is patched.
         """
         if any(isinstance(vars(module).get(slot), Replacement) for slot in ("forward", HOOKED)):
             # a patched module uses the specs, and calls `at_length` itself where it runs the
@@ -45,8 +45,8 @@ class LengthHook:
 
     def at_length(self, module: nn.Module, positions: Tensor, layer_type: str | None) -> nn.Module:
         """Return a copy of a rotary module with the frequencies that a layer type has at the length
-        of a call, the largest of its positions + 1; the module itself if `specs` lacks that layer
-        type.
+        of the longest sequence, the largest position + 1; the module itself if `specs` lacks that
+        layer type.
 
         layer_type  None: the module has one rope for all layers
         """

@@ -4,8 +4,8 @@ module.
 Words of this module:
   tables  what the forward of a rotary module returns: cos and sin, or one complex tensor
   form    how the tables hold the entries, a name of FORMS or BY_AXIS in angles.py
-  hook    the LengthHook of an extended module, which sets the frequencies for the length of a call;
-          None for a module without one
+  hook    the LengthHook of an extended module, which computes the tables for the longest sequence
+          of the batch; None for a module without one
   match   a rope that computes what the module computes, and the form in which to return it
   spec    a RopeSpec: theta, scaling and the other settings of a rotation, as the config has them
 """

@@ -15,7 +15,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 from ropewalk.kernels.cpu import library
 
-#: the head dimension must be a multiple of this: the library multiplies tiles of so many dimensions
+#: the head dimension must be a multiple of this: the library multiplies tiles of 8 dimensions
 DIM_MULTIPLE = 8
 #: `struct attention` of attention.inc: pointer and strides (batch, head, row) of q, k, v and y;
 #: batch size, heads of q and of k, rows, head dimension; the softmax scale

@@ -245,7 +245,7 @@ def pick_keys(
 
 
 def pick_splits(rows: int, k_heads: int, capacity: int, device: torch.device) -> int:
-    """Return among how many programs the keys of one row and key head are divided at most, for a
+    """Return the most programs among which the keys of one row and key head are divided, for a
     cache of `capacity` keys.
 
     With `few_programs` there is at most one program for each multiprocessor of the GPU, of at least

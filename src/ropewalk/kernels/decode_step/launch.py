@@ -61,10 +61,13 @@ def normed(x: Tensor, norm: Norm, out: Tensor) -> Tensor:
 
 def product(
     x: Tensor, weight: Tensor, out: Tensor, *, norm: Norm | None = None, bias: Tensor | None = None,
-    residual: Tensor | None = None, gate: bool = False, tile: ProductTile | None = None,
+    residual: Tensor | None = None, gate: bool = False, tile: ProductTile | None = None, part: int = 0,
 ) -> None:  # fmt: skip
     """Write norm(x) @ weight^T + bias + residual into `out`, without those that are None. With
     `gate`, leave the residual out and write silu(first half) * second half of the columns.
+
+    With a `part`, for a tile of several rows, every `part` terms are summed from zero, and these
+    sums are added in their order; the depth of the tile must divide it.
     """
     rows, depth = x.shape
     count = out.shape[1]
@@ -99,6 +102,7 @@ def product(
             ROWS=tile.rows,
             COLUMNS=tile.columns,
             DEPTH=min(tile.depth, power_of_two(depth)),
+            PART=part,
             ROWS_MASKED=tile.masks(rows),
             **machine_options(x),
             **tile.options(),

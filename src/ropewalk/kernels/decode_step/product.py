@@ -175,10 +175,11 @@ def _vector_products(
 def _matrix_products(
     x, weights, row_live, live,
     K: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, MASKED: tl.constexpr, ROWS_MASKED: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr, PART: tl.constexpr = 0,
 ):  # fmt: skip
     """Return x [ROWS, K] times C weight rows, float32 [ROWS, C]: one block of COLUMNS weight rows,
-    or with a GROUP both blocks together, so C is twice as many.
+    or with a GROUP both blocks together, so C is twice as many. With a PART, a multiple of DEPTH,
+    every PART terms are summed from zero, and these sums are added in their order.
 
     x and `weights` are pointers to the beginnings of rows, [ROWS, 1] and [1, C]; row_live and live
     are their masks. MASKED or ROWS_MASKED hides the rows that are not `row_live`; without both each
@@ -188,8 +189,14 @@ def _matrix_products(
     # where x has too few rows for a matrix instruction, the weights may have enough
     SWAPPED: tl.constexpr = ROWS < INSTRUCTION_ROWS and COLUMNS >= INSTRUCTION_ROWS
     total = tl.zeros([COLUMNS, ROWS] if SWAPPED else [ROWS, COLUMNS], tl.float32)
+    earlier = total  # the sum of the parts before this one
     depth = tl.arange(0, DEPTH)
     for start in range(0, K, DEPTH):
+        if PART:
+            # not a branch, behind which the matrix instructions could not be scheduled
+            begins = start % PART == 0
+            earlier += tl.where(begins, total, 0.0)
+            total = tl.where(begins, 0.0, total)
         inside = start + depth < K
         if MASKED:
             a = tl.load(x + start + depth[None, :], mask=row_live & inside[None, :], other=0.0)
@@ -204,6 +211,8 @@ def _matrix_products(
         # not earlier: programs of the next kernel would all start on the multiprocessors with free
         # shared memory
         tl.extra.cuda.gdc_launch_dependents()
+    if PART:
+        total += earlier
     return tl.trans(total) if SWAPPED else total
 
 
@@ -212,14 +221,15 @@ def _matrix_products(
 def products(
     x, norm_weight, weight, first_row, second_row, begun, more_begun, row_live, live, eps,
     K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, NORM: tl.constexpr,
-    MASKED: tl.constexpr, ROWS_MASKED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    MASKED: tl.constexpr, ROWS_MASKED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, PART: tl.constexpr = 0,
 ):  # fmt: skip
     """Return x times two blocks of weight rows, float32 [ROWS, COLUMNS] each; with a GROUP of 0 the
     second is the first.
 
     `x` points to [ROWS, 1] rows; `begun` and `more_begun` are what `begin` returned for the same
     weight, indices and GROUP. A gate needs both blocks, and so do the two members of pairs that
-    will rotate. NORM, the RMS norm of x inside the product, needs ROWS = 1.
+    will rotate. NORM, the RMS norm of x inside the product, needs ROWS = 1; PART, as in
+    `_matrix_products`, needs more ROWS.
     """
     if ROWS == 1:
         first, second = _vector_products(
@@ -253,6 +263,7 @@ def products(
             ROWS_MASKED,
             PRECISION,
             PDL,
+            PART,
         )
         first, second = apart(total, GROUP) if GROUP else (total, total)
         return first, second
@@ -263,8 +274,8 @@ def products(
 def product(
     x, norm_weight, weight, bias, residual, out, rows, eps, x_row, residual_row, out_row,
     COUNT: tl.constexpr, K: tl.constexpr, FINISH: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, ROWS_MASKED: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PART: tl.constexpr, ROWS_MASKED: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Store COUNT columns of norm(x) @ weight^T + bias, finished as FINISH says.
 
@@ -308,6 +319,7 @@ def product(
         ROWS_MASKED,
         PRECISION,
         PDL,
+        PART,
     )
     if BIAS:
         first += tl.load(bias + column, mask=live, other=0.0).to(tl.float32)

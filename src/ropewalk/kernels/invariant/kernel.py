@@ -184,12 +184,12 @@ def attend(
 def join(
     partial, statistics, out, first_keys, num_keys, out_row, out_head,
     GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, K_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
-    SEGMENT: tl.constexpr, SEGMENTS: tl.constexpr, WINDOW: tl.constexpr, AT_ONCE: tl.constexpr, ROUNDS: tl.constexpr,
-    PDL: tl.constexpr,
+    SEGMENT: tl.constexpr, SEGMENTS: tl.constexpr, WINDOW: tl.constexpr, AT_ONCE: tl.constexpr,
+    MOST_SEGMENTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write DIMS dims of the attention of the one token of a row: the sum of the segments that
-    `attend` stored, of which AT_ONCE are loaded together. ROUNDS 0: as many rounds as are needed;
-    Triton's interpreter cannot loop to a computed bound.
+    `attend` stored, of which AT_ONCE are on their way at a time. MOST_SEGMENTS is the number of
+    segments in Triton's interpreter, which cannot loop to a computed bound; otherwise 0.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -207,20 +207,19 @@ def join(
     highest = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_BLOCK], tl.float32)
     mixed = tl.zeros([GROUP_BLOCK, DIMS], tl.float32)
-    for part in range(ROUNDS if ROUNDS > 0 else tl.cdiv(end - begin, AT_ONCE)):
-        for offset in tl.static_range(AT_ONCE):
-            segment = begin + part * AT_ONCE + offset
-            there = segment < end
-            at = (tl.program_id(0) * SEGMENTS + segment) * GROUP + member
-            kept = (member < GROUP) & there
-            its_highest = tl.load(statistics + at * 2, mask=kept, other=float("-inf"))
-            its_total = tl.load(statistics + at * 2 + 1, mask=kept, other=0.0)
-            its_mixed = tl.load(
-                partial + at[:, None] * HEAD_DIM + dim, mask=inside & there, other=0.0
-            )
-            highest, total, mixed = _with_segment(
-                highest, total, mixed, its_highest, its_total, its_mixed
-            )
+    for index in tl.range(
+        0, MOST_SEGMENTS if MOST_SEGMENTS > 0 else end - begin, num_stages=AT_ONCE
+    ):
+        segment = begin + index
+        there = segment < end
+        at = (tl.program_id(0) * SEGMENTS + segment) * GROUP + member
+        kept = (member < GROUP) & there
+        its_highest = tl.load(statistics + at * 2, mask=kept, other=float("-inf"))
+        its_total = tl.load(statistics + at * 2 + 1, mask=kept, other=0.0)
+        its_mixed = tl.load(partial + at[:, None] * HEAD_DIM + dim, mask=inside & there, other=0.0)
+        highest, total, mixed = _with_segment(
+            highest, total, mixed, its_highest, its_total, its_mixed
+        )
     result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(
         out + row.to(tl.int64) * out_row + (head * GROUP + member)[:, None] * out_head + dim,

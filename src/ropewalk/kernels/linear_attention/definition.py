@@ -58,8 +58,8 @@ def run(
     numerator = (q_top @ k_top.mT).tril() @ v + q_top @ mixed
     denominator = (q_bottom @ k_bottom.mT).tril().sum(dim=-1, keepdim=True)
     denominator = denominator + q_bottom @ total.unsqueeze(-1)
-    has_keys = denominator.abs() > call.eps  # the output of a query that sees no key is 0
-    out = torch.where(has_keys, numerator / torch.where(has_keys, denominator, 1.0), 0.0)
+    defined = denominator.abs() > call.eps  # elsewhere the output is 0, as if no key were seen
+    out = torch.where(defined, numerator / torch.where(defined, denominator, 1.0), 0.0)
     return out.to(out_dtype), mixed + k_top.mT @ v, total + k_bottom.sum(dim=-2)
 
 

@@ -269,9 +269,9 @@ def segment_out(
             first_total += tl.sum(ka, axis=0)
             second_total += tl.sum(kb, axis=0)
         numerator = tl.dot(weights.to(OPERAND), factor, numerator, input_precision=PRECISION)
-        has_keys = tl.abs(denominator) > eps  # the output of a query that sees no key is 0
+        defined = tl.abs(denominator) > eps  # elsewhere the output is 0, as if no key were seen
         result = tl.where(
-            has_keys[:, None], numerator / tl.where(has_keys, denominator, 1.0)[:, None], 0.0
+            defined[:, None], numerator / tl.where(defined, denominator, 1.0)[:, None], 0.0
         )
         at = out + (token.to(tl.int64) * out_token)[:, None] + column[None, :]
         tl.store(

@@ -66,7 +66,7 @@ HEAD_DIM, MIN_DIMS_PER_WARP = 128, 256
 def pick_config(tokens: int, heads: int, head_dim: int) -> NormRotationConfig:
     """Return the configuration for `tokens` tokens with up to `heads` heads of q or of k: a row of
     CONFIGS, with fewer heads where they are wider, more where they are narrower, and fewer warps
-    where a program has few dims.
+    where the heads of a program have few dims together.
     """
     config = next(config for most, config in CONFIGS if tokens <= most)
     width = power_of_two(head_dim)

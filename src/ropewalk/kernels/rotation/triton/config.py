@@ -98,14 +98,15 @@ def pick_config(
         if (order, angles) == ("token", "phase") and batch * tokens <= DECODE_TOKENS
         else order
     )
+    # the whole head in pairs: two copied dims count as one
     head_pairs = power_of_two(pairs + copied // 2)
     candidates = [row[2:] for row in CONFIGS if row[:2] == (order, angles)]
     wide_enough = [row for row in candidates if head_pairs <= row[0]]
     most_pairs, config = wide_enough[0] if wide_enough else candidates[-1]
     if angles == "phase" and (axes > 1 or copied):
         config = SPECIAL_CONFIGS.get((order, "axes" if axes > 1 else "part", head_pairs), config)
-    # a configuration is measured with 16-bit heads of `most_pairs` pairs: narrower heads leave
-    # registers for more of them, and float32 takes twice as many
+    # CONFIGS were measured with 16-bit heads of `most_pairs` pairs. The registers of a program hold
+    # more heads if these are narrower, and half as many in float32
     most_token_heads = max(
         1, config.tokens * config.heads * most_pairs // (head_pairs * itemsize // 2)
     )
@@ -123,7 +124,7 @@ def _fit(
     """Return the configuration with as many tokens and heads per program as fit: tokens x heads <=
     most_token_heads.
 
-    most_tokens, most_heads  those of the whole call, which a program does not exceed
+    most_tokens, most_heads  the tokens and heads of the whole call
     """
     tokens = min(config.tokens, most_tokens, most_token_heads)
     heads = min(most_token_heads // tokens, most_heads)
