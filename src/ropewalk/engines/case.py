@@ -116,8 +116,8 @@ class ServedLayer:
         object.__setattr__(self, "rope", self._rope())
 
     def _rope(self) -> dict[str, Any]:
-        """Return the keys of the rope that are not null; {} if the config names one scaling for all
-        layer types, but its code does not apply it to this one.
+        """Return the keys of the rope that are not null; {} if the config has one rope for all
+        layer types, but the model does not apply its scaling to this layer type.
         """
         rope = {key: value for key, value in self.rope_with_nulls.items() if value is not None}
         if self.rope_with_nulls.get("truncate", True) is None:

@@ -40,7 +40,9 @@ class Difference:
     temperature        the factor on every logit: the square of the ratio of magnitudes, or exactly
                        1 if they differ by rounding alone
     score_worst        the largest change of q . k for unit vectors in one pair, over all pairs and
-                       DISTANCES distances up to the length; `score_mean`: the mean
+                       at most DISTANCES distances up to the length, or up to IMAGE_SIDE if `tokens`
+                       is "image"; `score_mean`: the mean of the largest change of each pair and
+                       distance
     until_tenth        the first distance at which some pair is off by more than 0.1 rad;
                        `until_half_turn`: by more than pi; None: never
     tokens             which tokens are affected: "all", or "image" (images and videos) if only axes
@@ -127,7 +129,7 @@ def _score_changes(gaps: list[float], temperature: float, max_distance: int) -> 
     logarithms.
 
     g is a gap, the radians by which the pair is off after one step; t is the temperature, the
-    factor of the other engine on every logit.
+    factor by which the engine's logits differ from those of the reference at equal angles.
     """
     steps = (max_distance ** (i / (DISTANCES - 1)) for i in range(DISTANCES))
     distances = sorted({round(step) for step in steps})

@@ -251,13 +251,13 @@ def is_not_finite(value: Any) -> bool:
 
 
 def is_fault(fault: str) -> Callable[[str, Any], bool]:
-    """Return a function that says whether the value of a key has a fault of FAULTS."""
+    """Return a function that says whether the value of a key has this fault, a key of FAULTS."""
     keys, holds = FAULTS[fault]
     return lambda key, value: key in keys and holds(value)
 
 
 def faulty(place: Config, fault: str) -> list[str]:
-    """Return the keys of a config or rope whose value has a fault of FAULTS."""
+    """Return the keys of a config or rope whose value has this fault, a key of FAULTS."""
     has_it = is_fault(fault)
     return [key for key, value in place.items() if has_it(key, value)]
 

@@ -571,8 +571,8 @@ def _by_layer_type(config: Config) -> Config:
 
 
 def _instead(fault: str, values: Callable[[str, Any], Any]) -> Callable[[Config], Config]:
-    """Return a function that replaces each value of a config and its ropes that has a fault of
-    FAULTS by `values(key, value)`.
+    """Return a function that replaces each value with this fault, a key of FAULTS, in a config and
+    its ropes by `values(key, value)`.
     """
 
     def change(place: Config) -> Config:
@@ -587,7 +587,7 @@ def _possible(key: str, value: Any) -> Any:
 
 
 def _without_faulty(fault: str) -> Callable[[Config], Config]:
-    """Return a function that leaves out the values that have a fault of FAULTS."""
+    """Return a function that leaves out the values with this fault, a key of FAULTS."""
     return lambda config: with_places(config, lambda place: without(*faulty(place, fault))(place))
 
 

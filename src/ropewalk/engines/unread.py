@@ -8,8 +8,8 @@ it computes the same from two configs with different values in its place, those 
 Words of this module:
   rope      an object of a config with the settings of a rotation, or that of one layer type in it
   place     a config or a rope, since both may hold theta or the fraction of the head that rotates
-  reason    why `from_hf` refuses a config; REASONS has a function for each, which says whether it
-            holds
+  reason    one of REASONS, each with a function that says whether it holds: why `from_hf` refuses
+            a config or, for those of READ_ANYWAY, reads it otherwise than it is written
   fault     a reason that is about the value of one key, one of FAULTS
 """
 
@@ -101,7 +101,7 @@ READ_ANYWAY = (NO_LAYER_TYPE, TWO_ROPES, ALL_NULL)
 
 
 def _has(fault: str) -> Callable[[Config], bool]:
-    """Return a function that says whether a config or its ropes have a fault of FAULTS."""
+    """Return a function that says whether a config or its ropes have this fault, a key of FAULTS."""
     return lambda config: any(faulty(place, fault) for place in places_of(config))
 
 
@@ -415,8 +415,8 @@ def reasons(config: Config) -> list[str]:
 
 
 def usual(config: Config) -> Config:
-    """Return the config with everything that `from_hf` refuses in it replaced as USUAL says, reason
-    by reason.
+    """Return the config, changed as USUAL says for each of REASONS that holds, in their order.
+    `from_hf` may still refuse it, for something that is none of REASONS: see `readable`.
     """
     for reason, holds in REASONS.items():
         if holds(config):
@@ -448,17 +448,15 @@ def readable(config: Config, keys: Iterable[str] = ()) -> tuple[Config, list[str
 
 
 def put_back(scaling: Any, rope: Config) -> Any:
-    """Return a scaling in which the rope's own values replace the placeholders of
-    `with_placeholders`; they are not checked, since a scaling refuses them.
+    """Return the scaling that was made from `with_placeholders(rope)`, with the rope's own values
+    in place of the placeholders; they are set without checks, since a scaling refuses them.
     """
-    # the values that had a placeholder, and whose placeholder no rule has changed
+    taken = with_placeholders(rope)
+    # a rule may have changed a value after its placeholder was set; then it stays
     changed = {
         key: rope[key]
         for key, placeholder in PLACEHOLDERS.items()
-        if key in rope
-        and key in with_placeholders(rope)
-        and getattr(scaling, key, None) == placeholder
-        and with_placeholders(rope)[key] != rope[key]
+        if key in rope and taken[key] != rope[key] and getattr(scaling, key, None) == placeholder
     }
     if not changed:
         return scaling
