@@ -345,7 +345,7 @@ def mask_tokens(
         draw = np.take_along_axis(draw, np.maximum.accumulate(first, axis=1), axis=1)
     chosen = draw < share * 2**24
     # a 20-bit number times the number of ids that occur in text, divided by 2^20: one of these ids
-    random_token = ((other * np.uint64(tokenizer.num_words)) >> np.uint64(20)).astype(np.int32)
+    random_token = ((other * np.uint64(tokenizer.num_text_ids)) >> np.uint64(20)).astype(np.int32)
     rows = rows.astype(np.int32)
     # 80 % of the targets become the mask, 10 % a random token, and 10 % stay as they are
     changed = np.where(

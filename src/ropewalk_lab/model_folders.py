@@ -175,9 +175,9 @@ def tokens_needed(tokenizer: Tokenizer, objective: str) -> int:
     in text, and the mask if the objective is "masked".
     """
     return (
-        max(tokenizer.num_words, tokenizer.mask_id + 1)
+        max(tokenizer.num_text_ids, tokenizer.mask_id + 1)
         if objective == "masked"
-        else tokenizer.num_words
+        else tokenizer.num_text_ids
     )
 
 

@@ -67,10 +67,10 @@ class Subwords:
         self.inner.no_truncation()
         self.inner.no_padding()
         self.name = f"subwords-{hashlib.sha256(content).hexdigest()[:16]}"
-        self.num_words = max(self.inner.get_vocab().values()) + 1  # a vocabulary may skip ids
+        self.num_text_ids = max(self.inner.get_vocab().values()) + 1  # a vocabulary may skip ids
         mask, separator = self._first(MASKS), self._first(SEPARATORS)
         self.start = self._first(STARTS)
-        self.mask_id: int = self.num_words if mask is None else mask
+        self.mask_id: int = self.num_text_ids if mask is None else mask
         if separator is None:
             raise RopeError(
                 "tokenizer",
@@ -79,7 +79,7 @@ class Subwords:
             )
         self.separator: int = separator
         # rounded up to a multiple of 8, for tensor cores
-        self.vocab_size = -(-max(self.num_words, self.mask_id + 1) // 8) * 8
+        self.vocab_size = -(-max(self.num_text_ids, self.mask_id + 1) // 8) * 8
         # by token id: whether the token begins a word; ids that the vocabulary skips have no text
         self._starts = _word_starts(
             self.inner, [self.inner.id_to_token(i) or "" for i in range(self.vocab_size)]

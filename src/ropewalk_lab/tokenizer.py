@@ -23,7 +23,7 @@ class Tokenizer(Protocol):
 
     name: str
     vocab_size: int
-    num_words: int  # ids below this number may occur in text
+    num_text_ids: int  # ids below this number may occur in text
     mask_id: int
     # [CLS], the first token of a row whose texts each end in a separator; None: a row begins with
     # its first text, and the separator stands between two texts
@@ -36,8 +36,8 @@ class Tokenizer(Protocol):
         ...
 
     def starts_word(self, tokens: np.ndarray) -> np.ndarray:
-        """Return, for each token of [..., S], whether a word begins there; at the first of a row
-        one always does.
+        """Return whether a word begins at each token, bool [..., S]; True for the first token of
+        each row.
         """
         ...
 
@@ -49,7 +49,7 @@ class Bytes:
 
     name = "bytes"
     vocab_size = 264
-    num_words = 256
+    num_text_ids = 256
     mask_id = 256
     start: int | None = None
     separator = 0

@@ -167,7 +167,7 @@ def test_any_word_of_the_vocabulary_may_replace_a_token_and_no_special_one():
     """A random token is one of the words, the first and the last among them."""
 
     class Four(Bytes):
-        num_words = 4
+        num_text_ids = 4
 
     rows = np.full((400, 200), 9, dtype=np.uint8)
     inputs, targets = mask_tokens(rows, np.arange(400), Four(), share=0.5)

@@ -285,7 +285,7 @@ def test_a_vocabulary_may_skip_ids_and_lack_a_mask_token(tmp_path):
     )
     inner.save(str(tmp_path / "tokenizer.json"))
     ours = open_tokenizer(tmp_path / "tokenizer.json")
-    assert (ours.num_words, ours.mask_id, ours.vocab_size, ours.start) == (21, 21, 24, None)
+    assert (ours.num_text_ids, ours.mask_id, ours.vocab_size, ours.start) == (21, 21, 24, None)
 
 
 def test_a_folder_gives_its_vocab_file_first(tmp_path):
@@ -357,7 +357,7 @@ def file_of(folder: Path, tokens: list[str]) -> Path:
 def test_a_vocabulary_has_room_for_the_mask_and_is_a_multiple_of_eight(tmp_path, words):
     """Of 8 words without a mask, the mask is the ninth: 16 in all."""
     ours = Subwords(file_of(tmp_path, [*NEEDED, *"abcdefghijklmnop"[:words]]))
-    assert ours.mask_id == ours.num_words == 3 + words
+    assert ours.mask_id == ours.num_text_ids == 3 + words
     assert ours.vocab_size == {3: 8, 4: 8, 5: 16, 11: 16, 12: 16, 13: 24}[words]
 
 
