@@ -1,4 +1,4 @@
-"""What engines make of a config that was extended: who computes another rope, and who refuses to
+"""What engines make of a config that was extended: which compute another rope, and which refuse to
 start for the longer context.
 
 The served length is the longest sequence that a config allows, its max_position_embeddings.
@@ -26,8 +26,9 @@ LENGTH_LIMITED = {
 def disagreements(
     config: Any, *, layer_types: Collection[str] | None = None, max_model_len: int | None = None
 ) -> tuple[str, ...]:
-    """Return one line for each engine that computes another rope from a config than transformers,
-    about the first layer type and length where it does.
+    """Return one line for each engine that does not compute the rope that transformers computes
+    from a config: its rope differs, or it raises an error. The line is about the first layer type
+    and length where this is so.
 
     layer_types    the layer types to look at; None: all
     max_model_len  the longest sequence that engines are started for
@@ -41,9 +42,9 @@ def disagreements(
 
 def length_notes(config: Any, max_model_len: int) -> tuple[str, ...]:
     """Return what to know before vLLM and SGLang are started for `max_model_len` tokens: a line
-    that names those that multiply the served length of the config by the factor of its scaling, and
-    for each other one a line with the setting that it needs; () if the config serves that many,
-    says no served length, or has no layer that rotates.
+    that names those that start, since they multiply the served length of the config by the factor
+    of its scaling, and for each that refuses a line with the setting that allows it; () if the
+    config serves that many, says no served length, or has no layer that rotates.
     """
     text = config_file.text_part(config_file.load(config))
     specs = {name: spec for name, spec in read_specs(text)[0].items() if spec is not None}
@@ -51,8 +52,14 @@ def length_notes(config: Any, max_model_len: int) -> tuple[str, ...]:
         return ()
     scaled = [name for name, spec in specs.items() if spec.scaling.name != "default"]
     layer_type = (scaled or list(specs))[0]  # the first with a scaling, or else the first
-    # the longest sequence of a batch is as long as the limit; True: the limit is given
-    case = ServedLayer(specs[layer_type], text, layer_type, max_model_len, max_model_len, True)
+    case = ServedLayer(
+        specs[layer_type],
+        text,
+        layer_type,
+        max_model_len=max_model_len,
+        length=max_model_len,
+        limit_is_given=True,
+    )
     if case.max_position is None or case.max_position >= max_model_len:
         return ()
     limited = [
@@ -62,8 +69,8 @@ def length_notes(config: Any, max_model_len: int) -> tuple[str, ...]:
     verb = "multiply" if len(others) > 1 else "multiplies"
     multiplied = [f"{' and '.join(others)} {verb} max_position_embeddings by factor"]
     refusals = (
-        f"{ENGINES[name].title} does not multiply it for {case.model_type}: set "
-        f"{LENGTH_LIMITED[name]}=1 to start it for more than {case.max_position} tokens"
+        f"{ENGINES[name].title} refuses to start for {max_model_len} tokens with this config: set "
+        f"{LENGTH_LIMITED[name]}=1 to allow it"
         for name in limited
     )
     return (*(multiplied if others else []), *refusals)
