@@ -10,7 +10,8 @@ Words of this module:
   place        the path of a rope in the text part, such as "rope_parameters.full_attention"; "" for
                the text part itself
   outside      in the text part itself, and not in a rope
-  family       what the model's code fixes; `renamed` has {standard name: the name that it reads}
+  family       what the model's code fixes; `renamed` has {standard key: the name that it reads} and
+               {rope_type in a config: the scaling that the code takes it for}
 """
 
 from __future__ import annotations

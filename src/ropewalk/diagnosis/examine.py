@@ -350,7 +350,8 @@ def _without_ropes(case: Examination) -> dict[str, Any]:
 def _flags(original: dict[str, Any], case: Examination, written: bool) -> dict[str, str]:
     """Return {engine: what to paste to turn the `original` config into the corrected one}, without
     engines that need nothing. Engines that take config keys (TAKE_KEYS) get a form of the rope that
-    they read as it is meant; if `written`, they get the keys of the corrected config as they are.
+    they read as it is meant or at least start with, if there is one (see `written_for`). If
+    `written`, they get the keys of the corrected config as they are.
     """
     specs = case.specs()
     every = flags(original, case.root, specs, case.length)
@@ -368,7 +369,8 @@ def _gguf_flags(findings: list[Finding], case: Examination) -> dict[str, str]:
     for row in mistakes():
         if row.gguf and any(finding.id == row.id for finding in findings):
             facts = FINDERS[row.find](case, row)
-            # "theta", or the scaling that `new` is the factor of; facts without it are about YaRN
+            # `kind` is "theta", and `new` the new theta; or it is a scaling, and `new` its factor.
+            # Facts without "type" are about YaRN
             kind, new = (facts or {}).get("type", "yarn"), (facts or {}).get("new")
             if facts is None or not new:
                 continue

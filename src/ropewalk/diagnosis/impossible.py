@@ -8,9 +8,11 @@ was meant: the mistake is reported, and no repair is made. `row` is the row of m
 names the finder, with the `keys` or `names` that it looks for; several rows may name one finder.
 
 Words of this module:
-  place      where a rope object is in the config, such as "rope_scaling"; "" is the config itself
-  holder     the dict at a place; `case.places()` has those of all ropes and the config itself,
-             `case.ropes()` those of the ropes alone. `at` joins a place and a key for the report
+  place      where a rope object is in the config, such as "rope_scaling"; "" is `case.text`
+  case.text  the dict of the keys that the text model reads: the text part of the config, or the
+             whole config if it has no parts
+  holder     the dict at a place; `case.places()` has all ropes and `case.text`, `case.ropes()` the
+             ropes alone. `at` joins a place and a key for the report
   trained    the length that a scaling starts from, in tokens; served: the config's own length.
              A factor is mostly served / trained length
   magnitude  the factor on cos and sin, attention_factor in a config
@@ -94,12 +96,12 @@ def factor_is_length(case: Examination, row: Mistake) -> Facts | None:
         # in a family that reads alpha, a large factor is an alpha, which another row is about
         if value is None or "alpha" in case.family.reads:
             continue
-        # `thousands`: it is the served length in units of 1024 tokens; below 32, the two may agree
-        # by chance
+        # whether it is the served length in units of 1024 tokens; below 32, the two may be equal by
+        # chance
         thousands = value * 1024 == case.served and value >= 32 and type_of(rope) == "yarn"
-        # below LEAST_LENGTH it is found only if it is such a number, and is not the factor of a
-        # published model, which is right
+        # whether a published model of these sizes has this factor, so that it is right
         known = any(each.get("scaling", {}).get("factor") == value for each in rows_of(case))
+        # a smaller number is a mistake only if it is such a length, and no published factor
         if value < LEAST_LENGTH and (known or not thousands):
             continue
         tokens = value if value >= LEAST_LENGTH else value * 1024  # else it counts units of 1024
@@ -238,10 +240,12 @@ def width_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
     """
     family, head = case.family, case.head_dim
     name = family.renamed.get("partial_rotary_factor", "partial_rotary_factor")
+    # whether the code reads a fraction without a scaling, or reads it under a name of its own
     reads = family.unscaled_reads_fraction or "partial_rotary_factor" in family.renamed
     if not family.known or not reads or not head or "rotary_dim" in family.reads:
         return None
-    if case.model_type in row.keys:  # its class in transformers writes such a key, and reads none
+    # for these model types, transformers writes rotary_dim into every config and never reads it
+    if case.model_type in row.keys:
         return None
     if case.get(name) is not None or case.get("partial_rotary_factor") is not None:
         return None

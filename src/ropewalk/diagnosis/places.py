@@ -21,8 +21,9 @@ Words of this module:
   layer_thetas  of a family: {layer type: the key of its theta outside, its default, and whether
            this layer type is `scaled`}; {}: all layers have one rope
   renamed  of a family: {standard key: the only name outside a rope that its code reads}
-  holder   the dict that has the key: a rope, or the config itself
-  place    the path of that dict, "" for the config itself; `at(place, key)` is the path of a key
+  holder   the dict that has the key: a rope, or `case.text`
+  place    the path of that dict, "" for `case.text`: the text part of the config, or the whole
+           config if it has no parts. `at(place, key)` is the path of a key
   known    thetas or the trained length of the published models of these sizes
 """
 

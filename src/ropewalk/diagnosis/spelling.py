@@ -1,4 +1,4 @@
-"""Mistakes of spelling: texts in place of numbers, wrong names of keys and of scalings.
+"""Mistakes of spelling: strings in place of numbers, wrong names of keys and of scalings.
 
 A finder looks for one mistake in the config `case` and returns the facts about it, or None. The
 facts `key` and `value` are reported, most repairs write `new` at `holder[name]`, and other facts
@@ -8,13 +8,16 @@ names the finder, with the `keys` or `names` that it looks for; several rows may
 
 Words of this module:
   place      where a rope object is in the config, such as "rope_scaling" or, with a rope for each
-             layer type, "rope_parameters.full_attention"; "" is the config itself
-  holder     the dict at a place; `case.places()` has those of all ropes and the config itself,
-             `case.ropes()` those of the ropes alone. `at` joins a place and a key for the report
+             layer type, "rope_parameters.full_attention"; "" is `case.text`
+  case.text  the dict of the keys that the text model reads: the text part of the config, or the
+             whole config if it has no parts
+  holder     the dict at a place; `case.places()` has all ropes and `case.text`, `case.ropes()` the
+             ropes alone. `at` joins a place and a key for the report
   type       the name of the scaling, such as "yarn", under the key rope_type or its older name
              `type`; `read_type` is the type that the family's code takes it for
-  family     what the code of this model type fixes. In `renamed`, {standard name: its name here};
-             `known` is False for a model type that is in no table
+  family     what the code of this model type fixes. In `renamed`, {standard key: its name here}
+             and {rope_type in a config: the scaling that this code takes it for}; `known` is False
+             for a model type that is in no table
   own_code   whether code beside the weights reads the config, which may have scalings of its own
   meaning    what a key of another stack, such as llama.cpp, is called in transformers
   rows_of    gives rows of published.json: the published models of the config's sizes
@@ -132,7 +135,9 @@ def null_as_text(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def remove(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Remove a key; a rope object becomes null instead, as in configs without a scaling."""
+    """Remove a key; a rope object in `case.text` becomes null instead, as in configs without a
+    scaling.
+    """
     if facts["name"] in OBJECT_KEYS and facts["holder"] is case.text:
         facts["holder"][facts["name"]] = None
     else:
@@ -418,9 +423,9 @@ def type_unknown(case: Examination, row: Mistake) -> Facts | None:
         name = type_of(rope)
         if name is not None and not (isinstance(name, str) and name in known):
             meant = {row.names[key] for key in row.names if rope.get(key) is not None}
-            # not a name that this family reads as another scaling
+            # leave out a name that this family takes for another scaling
             new = meant.pop() if len(meant) == 1 and not meant & {*case.family.renamed} else None
-            # a hint for the text: such a distant name is not written
+            # the report suggests the most similar name, which is too uncertain for a repair
             close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
             likely = f" (perhaps {close[0]})" if close and new is None else ""
             facts = {"key": at(place, "rope_type"), "value": name, "likely": likely, "new": new}

@@ -7,9 +7,11 @@ was meant: the mistake is reported, and no repair is made. `row` is the row of m
 names the finder, with the `keys` or `names` that it looks for; several rows may name one finder.
 
 Words of this module:
-  place      where a rope object is in the config, such as "rope_scaling"; "" is the config itself
-  holder     the dict at a place; `case.places()` has those of all ropes and the config itself,
-             `case.ropes()` those of the ropes alone. `at` joins a place and a key for the report
+  place      where a rope object is in the config, such as "rope_scaling"; "" is `case.text`
+  case.text  the dict of the keys that the text model reads: the text part of the config, or the
+             whole config if it has no parts
+  holder     the dict at a place; `case.places()` has all ropes and `case.text`, `case.ropes()` the
+             ropes alone. `at` joins a place and a key for the report
   lists      short_factor and long_factor of LongRoPE (older name "su"): a factor for each pair that
              rotates, for texts up to the trained length and for longer ones
   sections   mrope_section: how many pairs rotate by the position on each axis (time, height, width)
