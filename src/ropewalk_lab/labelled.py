@@ -85,7 +85,8 @@ def read_examples(path: str | Path, columns: Sequence[str] = ()) -> list[Example
 def _rows(path: Path, numbered: bool) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield (where, {column: value}) of every line that is not empty: the texts and integers of a
     JSON object, or a row of a tab-separated file, whose header is not yielded. `where` is such as
-    "line 2", for messages. Raise an error if a row has not as many columns as the header.
+    "line 2", for messages. Raise an error if a row has not as many columns as the header. Bytes
+    that are not UTF-8 are replaced in a tab-separated row; in a JSON line they are an error.
 
     numbered  the file has no header and is tab-separated; its columns are named 1, 2, ...
     """

@@ -16,8 +16,8 @@ _TIMED_SIZE = 192
 
 
 def usable_precision(precision: str, device: torch.device) -> str:
-    """Return the precision to train in; on a CPU where bfloat16 is slower, float32 replaces it with
-    a warning.
+    """Return the precision to train in: `precision`, or "float32" if that is bfloat16 and the
+    device is a CPU where bfloat16 is no faster; a warning is logged then.
     """
     if precision == "bfloat16" and device.type == "cpu" and not bfloat16_is_faster():
         logger.warning("bfloat16 is slower than float32 on this CPU: training in float32")

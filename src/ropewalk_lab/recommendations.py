@@ -1,5 +1,5 @@
-"""Recommendations by use case, derived from the rows of studies. A score is
-recommended over others only if their difference is larger than the noise. Other advice is a claim
+"""Recommendations by use case, derived from the rows of studies. An encoding or a method is
+recommended over another only if their scores differ by more than the noise. Other advice is a claim
 of a study with its verdict, or the models whose loss rises by at most 0.05 from the trained to the
 longest length.
 

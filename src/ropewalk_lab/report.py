@@ -79,7 +79,7 @@ def write_report(
     """Write report.html into a folder of studies and return its path.
 
     sections  tables to add after the studies
-    lead      what the page says first, before the summary of the studies
+    lead      what the page says first, before the links to the studies and the counts of claims
     redraw    draw the figures again from the rows, into the folder of each study
     """
     folder = Path(folder)
@@ -110,7 +110,8 @@ def _section(name: str, result: StudyResult, folder: Path) -> str:
     findings, study = result.findings, STUDIES[result.facts["study"]]
     with TemporaryDirectory() as temporary:
         paths = {figure: folder / f"{figure}.svg" for figure in findings.figures}
-        if not all(path.exists() for path in paths.values()):  # the folder has rows but no figures
+        # if the folder lacks a figure, draw all of them in a temporary one
+        if not all(path.exists() for path in paths.values()):
             paths = {path.stem: path for path in draw_figures(findings, Path(temporary), ("svg",))}
         pictures = [html.picture_html(path, figure) for figure, path in paths.items()]
     parts = [

@@ -147,9 +147,10 @@ def recommendations_html(recommendations: Sequence[Recommendation]) -> str:
         return ""
     rows = [(each.use, each.advice, each.reason) for each in recommendations]
     note = (
-        "From the measurements below. A score is recommended over others only if their difference "
-        "is larger than the noise. Other rows repeat a claim with its verdict, or list the models "
-        "whose loss rises by at most 0.05 from the trained to the longest length."
+        "From the measurements below. An encoding or a method is recommended over another only "
+        "if their scores differ by more than the noise. Other rows repeat a claim with its "
+        "verdict, or list the models whose loss rises by at most 0.05 from the trained to the "
+        "longest length."
     )
     return "<h2>Recommendations</h2>" + table_html(
         Table("", ("use", "recommended", "reason"), rows, note)

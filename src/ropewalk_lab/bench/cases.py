@@ -136,17 +136,18 @@ def make_case(
 
 def definition(x: Tensor, positions: Tensor, case: BenchCase) -> Tensor:
     """Return x rotated in float64, with cos and sin computed directly from position times
-    frequency. `positions` are those of the rows of x, [B, S] or [axes, B, S].
+    frequency. `positions` [B, S] or [axes, B, S] are those of the tokens of x, which has all
+    or some batch rows of the case.
     """
     pairs = case.spec.pairs
     # the base of every case is the default
-    radians = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs)
+    frequencies = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs)
     of_pairs = (
         positions[..., None]
         if case.spec.axes is None
         else positions[list(case.spec.axis_of_pair)].movedim(0, -1)
     )
-    angles = of_pairs * radians  # each pair rotates by the position on its axis
+    angles = of_pairs * frequencies  # each pair rotates by the position on its axis
     # with an axis of 1 for the heads
     cos, sin = (align(table, x, case.seq_dim) for table in (angles.cos(), angles.sin()))
     rotated = rotate(x[..., : 2 * pairs].double(), cos, sin, "half")

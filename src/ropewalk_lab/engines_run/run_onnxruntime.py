@@ -29,8 +29,9 @@ OPSET = 23
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the ropes of the layers of one row, a config with its length, as the operator of ONNX
-    Runtime rotates.
+    """Return the ropes that ONNX Runtime's operator computes for the config of a row, one for each
+    layer type: {"ropes": the distinct ones, "layers": for each layer the index of its rope}. The
+    index is None for a layer that is not the first of its type, or does not rotate.
     """
     specs = specs_of(row["config"])
     if isinstance(specs, RopeError):

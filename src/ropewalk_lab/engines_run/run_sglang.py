@@ -124,7 +124,7 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
             "sglang.srt.layers.rotary_embedding",
             row["length"],
             3 if row.get("axes") == 3 and config.model_is_mrope else 1,
-            # a layer that comes to its attention before it calls its rope does not rotate
+            # a layer that runs its attention without having called its rope does not rotate
             reached_attention=lambda error: str(error) == ATTENDS,
             forward_batch=None,  # an argument of SGLang's attention modules
         )

@@ -93,7 +93,7 @@ def _table(module: torch.nn.Module, length: int, named: dict[str, str]) -> dict[
             float(f"{value:.7g}") for value in torch.atan2(sin, cos)[one_of_each_pair].tolist()
         ],
         "magnitude": round(float(torch.hypot(cos, sin).median()), 6),
-        # a table does not say which dimensions of a head form a pair
+        # not known: the attention may reorder q and k before it applies the table
         "layout": None,
         "layout_out": None,
         "width": 2 * pairs,

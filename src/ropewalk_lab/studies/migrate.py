@@ -131,8 +131,8 @@ def claims(rows: list[Row], lengths: list[int], steps: int) -> list[Claim]:
     """Return three claims about the losses after `steps` steps, at the two `lengths`: the trained
     one, and twice it.
 
-    At the trained length, the migrated model has a lower loss than RoPE from scratch; it also has a
-    lower loss than the unchanged model; and the latter holds at twice that length.
+    The migrated model has a lower loss than RoPE from scratch at the trained length, and a lower
+    loss than the unchanged model at both lengths.
     """
     near, far = (
         {

@@ -55,8 +55,8 @@ NORMS: dict[str, tuple[type[nn.Module], bool]] = {
     "RMSNorm before": (nn.RMSNorm, False),
     "RMSNorm after": (nn.RMSNorm, True),
 }
-#: names in the stated ablation -> ours
-STATED = {
+#: names in the published table "norm-ablation" -> ours
+PUBLISHED_NAMES = {
     "no norm": MIXED_LAYOUTS,
     "LayerNorm after the rotation": "LayerNorm after",
     "plain RoPE": NONE,
@@ -254,16 +254,16 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def _ours(rows: list[Row], length: int) -> Ours:
-    """Return our loss and accuracy at `length`, and `largest_change`, for the rows of the stated
-    table (STATED).
+    """Return our loss and accuracy at `length`, and `largest_change`, for each line of the
+    published table "norm-ablation"; PUBLISHED_NAMES has our name of its model.
     """
     columns = (f"loss at {length}", f"accuracy of the next byte at {length}", SHIFTED)
     cells = {}
-    for stated, name in STATED.items():
+    for published, name in PUBLISHED_NAMES.items():
         loss, accuracy = (
             score(rows, metric, norm=name, length=length) for metric in ("loss", "accuracy")
         )
-        cells[stated] = (cell(loss), percent(accuracy), f"{largest_change(rows, name):.1e}")
+        cells[published] = (cell(loss), percent(accuracy), f"{largest_change(rows, name):.1e}")
     return Ours(columns, cells)
 
 

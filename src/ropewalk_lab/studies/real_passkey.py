@@ -40,7 +40,7 @@ PRESETS = presets_of("real_passkey")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Run one job; its rows are stored length by length; return the facts for the report."""
+    """Run the only job of this study and return the facts for the report."""
     settings = runner.pick("model", "text", "methods", "factor", "depths", "lengths")
     rows = runner.run([Job("passkey", measure, settings)])
     return real_facts(runner, rows[0]["trained"])
