@@ -129,8 +129,8 @@ class Facts:
 
     @cached_property
     def memory(self) -> dict[str, int]:
-        """The bytes that `Rope(spec, tables=...)` keeps for the served length, by the value of
-        `tables`: tables, and the angle of each pair at position 1 as an integer.
+        """{value of `tables`: the bytes that `Rope(spec, tables=...)` keeps for the served length}.
+        It keeps the tables of cos and sin, and the angle of each pair at position 1 as an integer.
         """
         return memory(self.spec, self.served)
 

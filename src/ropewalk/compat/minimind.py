@@ -86,11 +86,11 @@ def apply_rotary_pos_emb(
     position_ids: Tensor | None = None,
     unsqueeze_dim: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Rotate q and k [B, S, H, D] by tables [S, D], or by the rows `position_ids` [S] or [B, S] of
+    """Rotate q and k by tables [S, D], or by the rows `position_ids` [S] or [B, S] of
     longer tables.
 
-    `unsqueeze_dim` is where the tables get an axis for the heads: 1 if heads come after tokens, 0
-    if before.
+    `unsqueeze_dim` is where the tables get an axis for the heads: 1 for q and k [B, S, H, D], 0 for
+    [B, H, S, D].
     """
     if position_ids is None:  # the tables have a row for each token
         return rotation.apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim)

@@ -445,7 +445,8 @@ def _tile_grads(
             masking, tile._replace(q=inputs[0], k=inputs[1], v=inputs[2])
         )
     share = (part_log_sum.detach() - log_sum).exp()
-    # the output also depends on part_log_sum, through this share and through the sum of all shares
+    # the output also depends on part_log_sum: through the share of this tile, and through log_sum,
+    # which is in the shares of all tiles
     log_sum_grad = share * ((grad * part.detach()).sum(dim=-1) - grad_dot_out)
     outputs, grads = (part, part_log_sum), (share.unsqueeze(-1) * grad, log_sum_grad)
     # a parameter that the scores of this tile do not depend on has zeros as its gradient

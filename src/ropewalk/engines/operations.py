@@ -661,8 +661,9 @@ def _factor_of_length(release: Release, case: ServedLayer) -> Any:
 
 
 def _multiplies_by_only_rope(release: Release, case: ServedLayer) -> bool:
-    """Return whether the engine multiplies the served length by the factor: only if there is one
-    rope for all layer types, and neither the config nor its class gives a trained length in it.
+    """Return whether the engine multiplies the served length by the factor: only if all layer types
+    have the same rope, and neither the config nor its class writes the key of a trained length into
+    this rope (a null counts).
     """
     # transformers' config class writes the trained length into these scalings if the config has none;
     # the classes that the engine has for some families write it into llama3 alone

@@ -32,8 +32,9 @@ class CheckpointFormat:
     name_from_hf    (name in the file, our config) -> our name of the weight, or None to ignore the
                     tensor
     name_to_hf      (our name, our config) -> name in the file
-    parts           (our name, our config) -> {our name of each part in the file: its rows}, if the
-                    file may split the weight by rows; empty if it is stored whole
+    parts           (our name, our config) -> {name of each part, as `name_from_hf` returns it: its
+                    number of rows}, if a file may store the weight as several tensors; empty if
+                    it never does
     """
 
     config_from_hf: Callable[[Mapping[str, Any]], Any]

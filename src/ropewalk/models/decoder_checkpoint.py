@@ -187,11 +187,12 @@ def _layer_types(
     raw: Mapping[str, Any], model_type: str, layers: int
 ) -> tuple[tuple[str, ...], int | None]:
     """Return the type of each of the `layers` layers, and the window of the sliding ones (None if
-    no layer is sliding).
+    no layer is sliding, or if the config uses no window).
 
-    Without a window all layers are full. With one, the layers from `max_window_layers` on are
+    A Qwen 2, a Qwen 3 or a SmolLM3 may list the types in `layer_types`. Without a list, all layers
+    are full if there is no window. If there is one, the layers from `max_window_layers` on are
     sliding in a Qwen 2 or 3, those that are not rotated in a SmolLM3, and all layers in the other
-    models. A Qwen 2, a Qwen 3 or a SmolLM3 may list the types instead, in `layer_types`.
+    models. Layers that a SmolLM3 does not rotate then become "nope" or "nope_sliding".
     """
     window = raw.get("sliding_window")
     # Mistral models always use sliding_window, the others only if use_sliding_window is true

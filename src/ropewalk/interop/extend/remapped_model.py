@@ -182,11 +182,10 @@ def _dual_chunk_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layers_to_remap(config: Mapping[str, Any], names: Sequence[str] | None) -> dict[int, RopeSpec]:
-    """Return {layer: spec} of the layers to remap: those that rotate and are of the types `names`;
-    raise an error if no layer of these rotates.
+    """Return {layer: spec} of the layers to remap: the rotated layers of the types `names`, or all
+    rotated layers if the config has no layer_types. Raise an error if no layer of `names` rotates.
 
-    names  None: the types without a window, or all types if no layer of these rotates; a config
-           without layer_types has all its rotated layers remapped
+    names  None: the rotated layers without a window or, if there are none, all rotated layers
     """
     declared = layer_types_of(config)
     for name in names or ():

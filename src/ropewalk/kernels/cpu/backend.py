@@ -83,8 +83,8 @@ def _broadcasts(table: Tensor, x: Tensor, seq_dim: int) -> bool:
 
 def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -> None:
     """Write each rotated x into its out, which may be x itself; xs is (q,) or (q, k)."""
-    # if the two-level table suffices, the library computes cos and sin from it; otherwise it reads
-    # rows of them
+    # the library computes cos and sin from the two-level table, or reads cached rows of them for
+    # many consecutive tokens; if neither has all positions, it reads rows computed for this call
     levels = None
     if type(request) is Request and request.tables in ("auto", "two-level"):
         levels = levels_of(request.spec, request.magnitude_power, request.key)
@@ -251,8 +251,9 @@ def _call(
     """Call the library and return its status: 0, or _OUT_OF_RANGE if a position is beyond the
     tables of cos and sin.
 
-    `after_pointers` holds the packed arguments after the pointers; the caller must keep the memory
-    alive that it points to.
+    positions       None: they are offset, offset + 1, ...; else `offset` has no effect
+    after_pointers  the packed arguments after the pointers; the caller must keep the memory alive
+                    that they point to
     """
     # for a single tensor, xs[-1] is xs[0]
     tensors = (xs[0].data_ptr(), xs[-1].data_ptr(), outs[0].data_ptr(), outs[-1].data_ptr())

@@ -223,8 +223,8 @@ def norm_and_rotate(
     WEIGHT: tl.constexpr,
     HEAD: tl.constexpr,
 ):
-    """Return the three tiles of a head normalised (if NORM) and rotated, float32:
-    `definition.norm_and_rotate` on tiles.
+    """Return the three tiles of a head normalised (if NORM) and rotated, float32, as
+    `definition.norm_and_rotate` does with a QKNorm or without a norm.
     """
     first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
     if NORM:

@@ -112,7 +112,12 @@ class RotationPlan(LaunchPlan):
         q_heads: int,
         k_heads: int,
     ) -> dict[str, Any]:
-        """Set `self.grid` and return the kernel arguments that assign tokens and heads to programs."""
+        """Set `self.grid` and return the kernel arguments that assign tokens and heads to programs.
+
+        order   "head" if the tokens of one head are adjacent in memory, "token" if the heads of one
+                token are
+        tokens  how many tokens a batch row has; `config.tokens`: how many a program rotates
+        """
         # heads are divided into groups of q_block heads of q, and in the same program k_block heads
         # of k; if k_block is 0, k has groups of its own, after those of q
         q_block = min(config.heads, power_of_two(q_heads))
@@ -131,6 +136,8 @@ class RotationPlan(LaunchPlan):
         return {
             "tokens": tokens,
             "TOKENS": config.tokens,
+            # whether the next program takes the next tokens of the same heads, or the next heads of
+            # the same tokens
             "TOKENS_FIRST": order == "head",
             "rows": rows,
             "TALL": layers > 1,
@@ -177,7 +184,8 @@ def _head_values(
     """Return the kernel arguments that describe the dimensions of a head, the direction, and the
     instructions to use.
 
-    copied  how many dimensions do not rotate and are copied to the output; 0 in place
+    copied  how many dimensions do not rotate and are copied to the output; 0 if the output is x
+            itself
     """
     start, pairs = request.start, request.pairs
     tail = x.shape[-1] - start - 2 * pairs
