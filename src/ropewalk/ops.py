@@ -13,6 +13,9 @@ Words of this module:
   tables           which cos and sin are kept between calls, a name of `strategies.STRATEGIES`
   layout_out       the pair layout of the result; `layout` is that of x
   start            the first dimension of the head that rotates
+  seq_dim          the axis of x that holds the tokens
+  offset           the position of the first token, if `positions` is None
+  ctx              torch's record of a call: what the forward keeps for the backward
   backend          the name of a kernel in BACKENDS; None: the fastest that supports the tensors
 """
 

@@ -3,6 +3,7 @@ of ranks or steps.
 
 Words of this module:
   sample       what has a number: a row of tokens, or the rows of two or three texts
+  seed         with a sample's number, it decides every random choice for that sample
   split        the tokens of the training text, or those of the held-out text
   window       consecutive tokens of a split, which make one sample
   index        the numbers of the samples of a batch, integer [samples]

@@ -7,6 +7,7 @@ Words of this module:
   triplet    a line with texts A, B and C, whose label says whether B or C is closer to A; the
              objectives "pairs" and "triplets" have such lines
   example    a line with one text or two and a class, for the objective "classes"
+  seed       of the random choices of samples; the same seed gives the same samples
 """
 
 from __future__ import annotations

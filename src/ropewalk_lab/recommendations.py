@@ -5,6 +5,7 @@ longest length.
 
 Words of this module:
   run     a finished study in a folder; a study may have several
+  result  what a run gave, a `StudyResult`: its rows, facts and findings
   row     one measurement of a run: a dict with a metric ("loss", "found"), the values, and fields
           that say what was measured, such as `model`, `method` and `length`. `tuned` is the number
           of fine-tuning steps, 0 for none; `factor` how many times longer the length becomes

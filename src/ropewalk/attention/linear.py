@@ -16,6 +16,7 @@ Words of this module:
   features  the vectors whose dot products are the weights: phi(q) and phi(k); in the form "cosine"
             unit vectors with a further entry 1
   state     the sums over all tokens so far (`linear_sums.State`), from which a later call continues
+  padding   [B, S], True for real tokens; documents: [B, S], the document index of each token
 """
 
 from __future__ import annotations

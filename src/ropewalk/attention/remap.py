@@ -10,6 +10,9 @@ Words of this module:
                          q and k, have low <= q - k < high; groups are positions or chunks of them
   trained, served        the longest sequence that a model was trained with, and the one that it
                          shall take
+  q_positions, k_positions  those of the queries and of the keys, integer [S] or [B, S]
+  window                 distances below it stay as they are
+  slowdown               the distances of a piece are divided by it
 """
 
 from __future__ import annotations

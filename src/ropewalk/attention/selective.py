@@ -13,6 +13,8 @@ Words of this module:
                "half"), and rotate by an angle of their own
   order        how the tokens of each row were sorted by document, with padding last
                (`row_order.RowOrder`); None: there are neither documents nor padding
+  kv_state     the sum of key times value over the tokens so far, rotated and decayed at each step
+  log_decay    the logarithm of the factor by which each token multiplies this state
 """
 
 from __future__ import annotations

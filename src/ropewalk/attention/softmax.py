@@ -5,6 +5,8 @@ Words of this module:
   encoding    where positions enter: `embed` adds them to x, `rotate` turns q and k, `bias` is added
               to the scores, `value_bias` to the output; an encoding does some of these, or none
   visible     the masks of a call, `masks.Visibility`
+  padding     [B, S], True for real tokens; documents: [B, S], the document index of each token
+  positions   those of the tokens; k_positions: those of all keys, cached ones too
   values      the option to rotate the values too, a `RotatedValues`; None: they do not rotate
   sinks       a learned score of each head that belongs to no token and takes a share of the
               attention weights; the sinks of a `KVCache` are tokens

@@ -12,6 +12,9 @@ Words of this module:
   doubtful    of a repair: it writes another rope, which may not be what was meant
   withheld    of a repair: it was made, the result had an error, and it is not made again
   form     one of several ways to write a rope in a config; engines differ in which they read
+  case     the config while it is examined, an `Examination`: a copy that repairs change in place;
+           `case.root` is the whole config
+  found    the rows that were found, each with its facts and the config before its repair
 """
 
 from __future__ import annotations

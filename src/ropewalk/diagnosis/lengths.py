@@ -18,6 +18,8 @@ Words of this module, with all lengths in tokens:
            `doctor` gave; None: not given
   known    the trained length as published
   reaches  `case.reaches`: the tokens that a repair before has extended the rope to; 0: none has
+  case.rope_type   the name of the first scaling; "default" if no rope is scaled
+  case.family      what the code of the config's model_type fixes
   place    the path of a rope object; `at(place, key)` is the path of a key in it
   alpha    a number of the dynamic scaling of HunYuan: theta is raised by it, by as much for
            every length. Without it, dynamic raises theta as the sequence grows

@@ -25,6 +25,9 @@ Words of this module:
   place    the path of that dict, "" for `case.text`: the text part of the config, or the whole
            config if it has no parts. `at(place, key)` is the path of a key
   known    thetas or the trained length of the published models of these sizes
+  case.root        the whole config, of which `case.text` is a part
+  case.get(key)    the value in the first rope that has the key, or else in `case.text`
+  case.served      the length that the config itself gives: max_position_embeddings
 """
 
 from __future__ import annotations

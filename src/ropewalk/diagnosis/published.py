@@ -21,6 +21,8 @@ Words of this module:
             the model was trained with before any scaling, and `case.length`, the longest sequence
             in use that the caller of `doctor` gave; in tokens
   known     what is published for the model: its thetas, or where a length is sought its trained one
+  case.rope_type, case.flat(), case.specs()   the name of the first scaling ("default": none), the
+            only rope (None if there is not just one), and {layer type: its spec}
 
 A row of published.json has the sizes; `theta`, all thetas that the model was published with;
 `lengths`, its served lengths; and where it has them `scaling`, the published rope_scaling, and

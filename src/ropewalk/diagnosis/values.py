@@ -19,6 +19,7 @@ Words of this module:
   latent     latent attention, in which the rotated part of a head has a width of its own
   rows_of    gives rows of published.json: the published models of the config's sizes. `rotated` is
              their number of rotated dimensions
+  case.served, case.head_dim   the length that the config itself gives, and the width of a head
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ Words of this module:
   rule        (placements of the outputs, placements of the arguments), one way in which every rank
               can compute its part alone; DTensor picks one, and moves tensors to fit it
   spec        the fingerprint of a RopeSpec, a string, because ops take no objects
+  seq_dim     the axis of x that holds the tokens; ops.py explains the other arguments of the ops
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ Words of this module:
               tokens, by name, since all of these travel together
   source      the rank whose keys these are
   log_sum     the log-sum-exp of a query's scores over the keys so far
+  order       which tokens each rank has: "contiguous", "head_tail", or their indices
+  masking     how scores are computed, and which keys causality and window hide, a `tiles.Masking`
 """
 
 from __future__ import annotations

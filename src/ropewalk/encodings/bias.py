@@ -1,12 +1,13 @@
 """Encodings that add a bias to the scores, which depends on the positions of query and key.
 
 Words of this module:
-  Sizes        num_heads, head_dim, and `length`, the longest trained sequence
+  sizes        a `Sizes`: num_heads, head_dim, and `length`, the longest trained sequence
   entry        where positions enter attention: "scores" is the method `bias`
   relative     scores depend only on the difference of positions
   linear       works with linear attention, which has no scores
   causal_only  defined only if no query attends to a later key
   distances    query position - key position, [Sq, Sk], or [B, 1, Sq, Sk] where positions are [B, S]
+  q_positions, k_positions  those of the queries and of the keys, [S] or [B, S]
 """
 
 from __future__ import annotations

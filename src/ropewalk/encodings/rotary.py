@@ -7,6 +7,7 @@ Words of this module:
   linear       works with linear attention, which has no scores
   causal_only  defined only if no query attends to a later key
   Sizes        num_heads, head_dim, and the longest trained sequence
+  q_positions, k_positions  those of the queries and of the keys
 """
 
 from __future__ import annotations

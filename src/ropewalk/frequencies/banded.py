@@ -2,6 +2,7 @@
 trained length.
 
 Words of this module:
+  dim           how many dimensions of a head rotate, two for each pair; `theta` is the base
   setting       a field's default and its bounds. Where a Hugging Face config can name the scaling
                 (`in_configs`), `key` is the config key, if it is not the field's name, a `required`
                 key must be given, and one with `from_lengths` may be left out if the config has the

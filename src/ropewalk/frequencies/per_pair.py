@@ -1,6 +1,7 @@
 """Scalings with one value per pair: a LongRoPE factor, a given or learned frequency, an xPos decay.
 
 Words of this module:
+  dim           how many dimensions of a head rotate, two for each pair; `theta` is the base
   setting       a field's default and its bounds. Where a Hugging Face config can name the scaling
                 (`in_configs`), `key` is the config key, if it is not the field's name, a `required`
                 key must be given, and one with `from_lengths` may be left out if the config has the

@@ -2,6 +2,7 @@
 frequency is multiplied by a learned factor.
 
 Words of this module:
+  dim           how many dimensions of a head rotate, two for each pair; `theta` is the base
   setting       a field's default and its bounds, low <= value <= high
   needs_length  the frequencies depend on the length of each sequence; `length` is then that of the
                 sequence, or of each batch row, and None stands for the trained length

@@ -2,6 +2,7 @@
 
 Words of this module:
   name            the file's general.architecture, such as "llama", with which its keys begin
+  source          where metadata and tensors are read from, a `GgufSource`: a file, or in memory
   facts           what the code of llama.cpp does for this architecture, a GgufArchitecture
   sliding layers  the layers with a sliding window; full layers are the others
   layer type      FULL or SLIDING, or NO_ROPE for layers that do not rotate beside others that do

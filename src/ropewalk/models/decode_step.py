@@ -12,6 +12,9 @@ Words of this module:
   invariant   the bits of a row's results depend on that row alone; `models.invariant` computes the
               prompt so, and an invariant step has kernels with the same sums
   network     the feed-forward network of a layer
+  first_keys  for each row, the index of its first key that is not padding
+  num_keys    how many keys the cache has in each row, with that of this step
+  mixed       the attention output of each head, before the output product
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ Words of this module:
             context, and is not about pass keys
   name      that of a method, under which its rows are stored
   variant   a digest of a method's options
+  samples   the windows and pass keys that every method reads, a `Samples`
+  reader    gives the loss of every token, and whether the model finds a pass key, a `Reader`
 """
 
 from __future__ import annotations

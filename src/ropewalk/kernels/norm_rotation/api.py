@@ -7,6 +7,8 @@ Words of this module:
   heads    (Hq, Hk), given if q holds q, k and v packed
   config   how the kernel divides its work; None picks one
   backend  "triton", the fused kernel, or "definition", plain torch
+  weights  the learned factors of the norms of q and of k; None where there are none
+  slot     the place of a token in the cache; a token with a negative slot is not stored
 """
 
 from __future__ import annotations

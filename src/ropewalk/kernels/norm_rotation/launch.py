@@ -11,6 +11,8 @@ Words of this module:
   HEAD     (head_dim, first rotated dim, pairs, tile width of the pairs, of the rest or 0)
   steps    the phase step of each pair: its angle per position, as an integer
   rest     the dims of a head that do not rotate
+  call     a checked `NormRotationCall`, its tensors with one token axis
+  cache    a `KVSlots`, or None; a slot is the place of a token in it
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ Words of this module:
   heads  (Hq, Hk), the numbers of heads of q and of k; v has as many as k
   shape  the sizes of the token axes of x
   rows   x with one token axis, [T, K]
+  slot   the place of a token in the cache; a token with a negative slot is not stored
 """
 
 from __future__ import annotations
