@@ -108,7 +108,7 @@ def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -
             levels is None
             or not levels.words
             # only a Request has levels
-            or not _run_from_levels(xs, outs, request, levels, shapes)  # type: ignore[arg-type]
+            or not _run_from_levels_or_cache(xs, outs, request, levels, shapes)  # type: ignore[arg-type]
         ):
             _run_from_rows(xs, outs, request, shapes)
 
@@ -181,7 +181,7 @@ def prepare(
     return run_prepared
 
 
-def _run_from_levels(
+def _run_from_levels_or_cache(
     xs: tuple[Tensor, ...],
     outs: tuple[Tensor, ...],
     request: Request,
