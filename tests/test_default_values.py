@@ -397,7 +397,7 @@ DATA = {
     batches.TaskBatches: {"vocab_size": 264, "seed": 0, "options": ()},
     batches.MixedBatches: {"seed": 0},
     batches.MaskedBatches: {"share": 0.15, "whole_words": False, "seed": 0},
-    matching.TripletBatches: {"form": "pairs", "seed": 0, "swap": True},
+    matching.TripletBatches: {"form": "pairs", "seed": 0, "shuffle": True},
     labelled.ExampleBatches: {"seed": 0, "shuffle": True},
     finetuning.Files: {"valid": None, "test": None, "columns": ()},
     Facts: {"window": None, "methods": PRECISIONS, "width": 8, "trained_given": False},

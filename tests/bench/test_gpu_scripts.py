@@ -489,7 +489,7 @@ def test_the_cost_of_invariance_is_what_it_adds_to_the_plain_step(monkeypatch):
         monkeypatch.setattr(script, name, value)
     rows = list(script.measure())
     steps = [row for row in rows if row["what"] == "step of greedy generation"]
-    assert len(steps) == 5 * len(script.NAMES)
+    assert len(steps) == 6 * len(script.NAMES)
     for row in steps:
         assert (row["plain_ms"], row["invariant_ms"], row["cost_percent"]) == (2.0, 3.0, 50.0)
     # the largest model has no gradients in memory

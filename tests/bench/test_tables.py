@@ -53,6 +53,27 @@ def test_a_generation_without_a_measured_limit_has_a_dash():
     assert tables.generation_table(rows).splitlines()[2].split(" | ")[3:6] == ["2", "100", "62 %"]
 
 
+def test_the_cost_of_invariance_has_a_line_for_each_batch_and_a_column_for_each_model():
+    def step(model, rows, prompt, cost):
+        return {
+            "what": "step of greedy generation", "model": f"{model} shape", "rows": rows,
+            "prompt": prompt, "cost_percent": cost,
+        }  # fmt: skip
+
+    measured = [
+        step("A", 16, 128, 3.6),
+        {"what": "invariance", "model": "A shape", "rows": 1, "different_rows": 0},
+        step("A", 1, 4096, -1.4),
+        step("B", 16, 128, 11.0),
+    ]
+    assert tables.invariance_table(measured).splitlines() == [
+        "| rows | tokens before the step | A | B |",
+        "| --- | ---: | ---: | ---: |",
+        "| 1 | 4,096 | -1 % | - |",
+        "| 16 | 128 | 4 % | 11 % |",
+    ]
+
+
 def test_a_cpu_table_has_the_latest_time_however_long_it_is():
     case = {"shape": "cpu mid", "order": "bhsd", "dtype": "float32", "pass": "forward"}
     rows = [

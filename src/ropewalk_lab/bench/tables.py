@@ -299,6 +299,24 @@ def other_models_table(rows: list[Row]) -> str:
     )
 
 
+def invariance_table(rows: list[Row]) -> str:
+    """Return a table of how much longer a step of an invariant Decoder takes, in per cent, by model,
+    rows of the batch and tokens before the step.
+    """
+    steps = {
+        (row["rows"], row["prompt"], row["model"]): f"{row['cost_percent']:.0f} %"
+        for row in rows
+        if row["what"] == "step of greedy generation"
+    }
+    models = list(dict.fromkeys(model for *_, model in steps))
+    lines = [
+        [f"{count}", f"{prompt:,}", *(steps.get((count, prompt, model), "-") for model in models)]
+        for count, prompt in sorted({case[:2] for case in steps})
+    ]
+    titles = [model.removesuffix(" shape") for model in models]
+    return markdown(["rows", "tokens before the step", *titles], lines)
+
+
 def window_table(rows: list[Row]) -> str:
     """Return a table of the milliseconds of attention with a window or documents (the `kind` of its
     mask), by length and way to compute it, and the way that ropewalk takes.
@@ -528,6 +546,7 @@ TABLES = {
     "qkv_shapes": ("h200_projection.jsonl", qkv_shapes_table),
     "contexts": ("h200_decode.jsonl", contexts_table),
     "generation": ("h200_decode.jsonl", generation_table),
+    "invariance": ("h200_invariant_decoder.jsonl", invariance_table),
     "other_models": ("h200_decode.jsonl", other_models_table),
     "attention": ("h200.jsonl", attention_table),
     "window": ("h200_window.jsonl", window_table),
