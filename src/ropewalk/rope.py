@@ -214,9 +214,10 @@ class Rope(nn.Module):
 
     def table_bytes(self, length: int) -> int:
         """Return how many bytes are kept at most on each device once queries at positions 0 ...
-        length - 1 were rotated: tables, and the angle of each pair at position 1 as an integer.
+        length - 1 were rotated: tables, and the phase step of each pair, its angle at position 1 as
+        an integer in units of 2^-64 turns.
 
-        Ropes with equal specs share them. The rows that keys have of their own, where their
+        Ropes with equal specs share these tables. The rows that keys have of their own, where their
         magnitude differs from that of queries, come on top.
         """
         return memory(self.spec, integer("length", length, low=1))[self.tables]

@@ -1,7 +1,8 @@
 """Table strategies: which cos and sin a `Rope` keeps between calls, and how many bytes they take.
 
 The two-level table has cos and sin of the low and of the high 10 bits of a position, which are
-combined by angle addition. The phase step of a pair is its angle at position 1, as an integer.
+combined by angle addition. The phase step of a pair is its angle at position 1, as an integer in
+units of 2^-64 turns.
 """
 
 from __future__ import annotations

@@ -96,7 +96,9 @@ def _by_place(words: list[str], arguments: list[Parameter]) -> dict[str, list[st
 
 
 def _converted(parameter: Parameter, word: str) -> Any:
-    """Return one value of a parameter; raise an error if the word has no such value."""
+    """Return a word converted to the type of the parameter; raise an error if it is not one of the
+    choices, or not a number where one is required.
+    """
     if parameter.choices:
         return choice(parameter.shown, word, parameter.choices)
     if parameter.kind in (int, float):

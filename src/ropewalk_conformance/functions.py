@@ -165,8 +165,8 @@ class InvFreq(Kind):
         return [copy.deepcopy(case["config"])], keywords(case)
 
     def readings(self, case: Case, result: Any) -> list[Numbers]:
-        """Return the frequencies and, if it was returned, the magnitude; also with zeros for the
-        pairs that may have been left out.
+        """Return the readings of a result: the frequencies and, if it was returned, the magnitude.
+        If pairs that do not rotate are missing, a second reading has zeros for them.
         """
         factor: Numbers = []
         if isinstance(result, tuple) and len(result) == 2:
@@ -231,8 +231,8 @@ class CosSin(Kind):
         return [copy.deepcopy(case["config"]), positions], keywords(case)
 
     def readings(self, case: Case, result: Any) -> list[Numbers]:
-        """Return cos and then sin of every token, one value for each pair; also with cos 1 and sin
-        0 for the pairs that may have been left out.
+        """Return the readings of a result: cos and then sin of every token, one value for each
+        pair. If pairs are missing, a second reading has cos 1 and sin 0 for them.
         """
         lists = to_lists(result)
         if isinstance(result, tuple | list) and len(lists) == 2:
@@ -526,8 +526,10 @@ class Move(Kind):
         for a, b in zip(given["old"][0], given["new"][0], strict=True):
             line = [error] * rope["head_dim"]
             for (first, second), w in zip(definition.places_of(rope), radians, strict=True):
-                # the angles of the old and the new position may be formed one by one, and the two
-                # rotations run one after the other
+                # a project may rotate back by the angle of the old position, then forward by that
+                # of the new one. A rotation sums two products, so its error is at most twice that
+                # of cos and sin; the second one multiplies the error of the first by sqrt(2) at
+                # most, and 2 * sqrt(2) < 3
                 line[first] = line[second] = 3 * (error + tolerance["per_radian"] * w * (a + b))
             out += line
         return out

@@ -197,7 +197,8 @@ def _text_batches(
 def _open_lines(data: Data, tokenizer: Tokenizer, seed: int) -> RunData:
     """Return the data of files whose lines are samples: triplets, or examples with classes."""
     has_classes = data.objective == "classes"
-    # in the file to train on, a triplet without a label has the label B, as in the published data
+    # in the file to train on, a triplet without a label gets "B": in the published data, B is the
+    # closer text
     train: list[Any] = (
         read_examples(data.source, data.columns) if has_classes else read_triplets(data.source)
     )

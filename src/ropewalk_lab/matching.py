@@ -37,8 +37,10 @@ class Triplet:
 
 
 def read_triplets(path: str | Path, unlabelled: str | None = "B") -> list[Triplet]:
-    """Return the triplets A, B, C of a JSON lines file; `unlabelled` is the label given to lines
-    without one: B, as in the published data, or None.
+    """Return the triplets A, B, C of a JSON lines file.
+
+    unlabelled  the label of lines that have none: "B", since B is the closer text in the published
+                data, or None for unknown
     """
     if unlabelled is not None:
         choice("unlabelled", unlabelled, LABELS)

@@ -92,6 +92,7 @@ def write_report(
         for name, result in results.items()
         if result.facts.get("preset") not in TOO_SHORT
     }
+    # runs of a preset in TOO_SHORT have no claims: `read_results` has removed them
     claims = [claim for result in results.values() for claim in result.findings.claims]
     advice = [each for each in recommend(long_enough) if each.advice != NOT_RUN]
     body = [
@@ -170,13 +171,15 @@ def noise(rows: list[Row], facts: dict[str, Any]) -> str:
 
 
 def _environment(facts: dict[str, Any]) -> str:
-    """Return one or two short sentences: preset, seeds, device, versions and date of a study; its
-    text, if it has one, with its model if that is a pretrained one.
+    """Return one or two short sentences: preset, seeds, device, versions and date of a study; then
+    the names of a pretrained model and of its texts, or the fingerprint of the text that the study
+    trained on, if it has one.
     """
     machine, corpus = facts["machine"], facts.get("corpus", {})
     versions = f"torch {machine['torch']}, Python {machine['python']}, {machine['date']}."
     text = f" Text: sha256 {corpus['fingerprint'][:16]}." if corpus else ""
-    if isinstance(facts.get("model"), str):  # a trained one has its settings there
+    # the name of a pretrained model; a study that trains its models has their settings there
+    if isinstance(facts.get("model"), str):
         text = f" Model {facts['model']}, text {', '.join(facts.get('text', []))}."
     return (
         f"Preset {facts['preset']}, {facts['seeds']} seeds, {machine['device']}, {versions}{text}"

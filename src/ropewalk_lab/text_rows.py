@@ -29,8 +29,8 @@ def make_row(tokenizer: Tokenizer, first: str, second: str | None, length: int) 
     """Return the row of one text or two, of at most `length` tokens: [CLS] first [SEP] second
     [SEP].
 
-    A tokenizer without a start token gives "first" (a separator if it is empty), or "first
-    separator second". The longer text is truncated first; if both are too long, each gets half of
+    A tokenizer without a start token gives "first", or "first separator second"; a row that would
+    be empty is one separator. The longer text is truncated first; if both are too long, each gets half of
     the room.
     """
     # tokens of both texts
@@ -67,8 +67,8 @@ def make_row(tokenizer: Tokenizer, first: str, second: str | None, length: int) 
 
 
 def pad_rows(rows: Sequence[TextRow], length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (tokens, types, padding), each [rows, length]: types is 1 in a second text, padding is
-    True for real tokens.
+    """Return (tokens, types, padding mask), each [rows, length]. Types are 1 for tokens of the
+    second text, else 0; the mask is True for real tokens and False for padding.
     """
     tokens, types = (np.zeros((len(rows), length), dtype=dtype) for dtype in (np.int32, np.uint8))
     padding = np.zeros((len(rows), length), dtype=bool)

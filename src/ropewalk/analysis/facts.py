@@ -130,7 +130,8 @@ class Facts:
     @cached_property
     def memory(self) -> dict[str, int]:
         """{value of `tables`: the bytes that `Rope(spec, tables=...)` keeps for the served length}.
-        It keeps the tables of cos and sin, and the angle of each pair at position 1 as an integer.
+        It keeps the tables of cos and sin, and the phase step of each pair, its angle at position 1
+        as an integer in units of 2^-64 turns.
         """
         return memory(self.spec, self.served)
 

@@ -113,7 +113,7 @@ class LatentAttention(SoftmaxAttention):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [B, heads, S, nope + rope], the shared key [B, 1, S, rope] and the latent [B, 1,
-        S, kv_rank], not rotated.
+        S, kv_rank] after its RMS norm; q and the key are not rotated.
         """
         q = (
             self.q_proj(x)

@@ -84,7 +84,8 @@ class _ValueReader:
         except RopeError as error:
             # the field may be one entry of a list, such as sections[1]
             name, bracket, index = error.field.partition("[")
-            # "sections" and "axes" are how AxisMap and RopeSpec call what the sections became
+            # errors of `ropewalk.axes` name "sections", and those of RopeSpec "axes"; both come
+            # from mrope_section
             value = self.sources.get("mrope_section" if name in ("sections", "axes") else name)
             if value is None:
                 raise

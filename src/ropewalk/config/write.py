@@ -116,7 +116,7 @@ def v4_keys(rope: dict[str, Any], family: Family) -> dict[str, Any]:
     if rope["rope_type"] != "longrope":
         return {"rope_scaling": rope}
     outside = {TRAINED_LENGTH_KEY: rope[TRAINED_LENGTH_KEY]}
-    # only Phi-3's code reads the name "yarn" as longrope
+    # this is the family of Phi-3, the only one whose code reads the name "yarn" as longrope
     if family.renamed.get("yarn") == "longrope":
         # its config class accepts these three keys and no other
         rope = {

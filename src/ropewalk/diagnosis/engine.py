@@ -169,7 +169,9 @@ def _with_both_types(text: dict[str, Any]) -> None:
 
 
 def _as_v4_with_both_types(text: dict[str, Any]) -> None:
-    """Rewrite the rope as transformers 4 reads it, with both keys of its scaling's name."""
+    """Rewrite the rope as transformers 4 reads it, with the name of its scaling under both
+    `rope_type` and `type`.
+    """
     as_v4(text)
     _with_both_types(text)
 

@@ -206,8 +206,9 @@ class ServedLayer:
         path  "rope.KEY" of the rope, "config.KEY" of the text model, "either.KEY" of the rope or
               else of the text model, "v4.KEY" of `rope_scaling`, "v5.KEY" of `rope_parameters`,
               "attn.KEY" of `attn_config`, "full.KEY" and "sliding.KEY" of the rope of these
-              layers; "layer.KEY" of a list with an entry for each layer; "fraction" in any
-              spelling; or a property of the case, such as "rope_type"
+              layers; "layer.KEY" of a list with an entry for each layer; "fraction", the fraction
+              of the head that rotates, by the rope's partial_rotary_factor, or else by any of
+              FRACTION_KEYS in the text model; or a property of the case, such as "rope_type"
         """
         place, _, key = path.partition(".")
         if place == "either":
@@ -236,7 +237,8 @@ class ServedLayer:
 
     def _of_layers(self, key: str) -> Any:
         """Return the entry of the first layer of this type in a list of the config that has one for
-        each layer; None if the config has no such list.
+        each layer; the first entry if the config declares no layer of this type; None if it has no
+        such list, or one that is too short.
         """
         entries, types = self.config.get(key), declared_types(self.config)
         index = types.index(self.layer_type) if self.layer_type in types else 0

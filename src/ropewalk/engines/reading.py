@@ -135,9 +135,12 @@ class EngineReading:
         self.set_fields("partial_rotary_factor", does, source, **changed, scaling=scaling)
 
     def chunk_axes(self, does: str, source: str) -> None:
-        """Set the chunked order of M-RoPE's axes, in which the pairs of one axis are neighbours."""
-        # an interleaved order may have cut the config's sections for height and width, which have
-        # at most every third pair there; sections that do not add up to the pairs are not used
+        """Set the chunked order of M-RoPE's axes, in which the pairs of one axis are neighbours;
+        add the rule if that differs from the spec.
+        """
+        # `case.sections` may have fewer pairs of height and width than the config says, since in
+        # the interleaved order each of them has at most every third pair. So the config's own
+        # sections are used if they add up to the number of pairs
         given = self.case.value("rope.mrope_section") or []
         fits = sum(given) == self.spec.pairs
         axes = chunked(given if fits else self.case.sections)

@@ -253,7 +253,9 @@ def _check_round_trip(spec: RopeSpec, written: GgufSource) -> None:
     other frequencies or magnitude at the trained length or beyond it, or other axes.
     """
     read = read_ropes(written, "exact")[0][FULL]
-    assert read is not None  # what was written has no sliding window, so full layers rotate
+    # full layers have no rope only in files that describe sliding layers or layers without
+    # rotation; `written` has neither
+    assert read is not None
     exact = spec.with_(precision="exact")
     trained = getattr(spec.scaling, "original_length", 1)
     for length in (trained, trained + 1):  # LongRoPE has other factors beyond the trained length

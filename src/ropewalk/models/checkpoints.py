@@ -251,8 +251,8 @@ def _rotations(model: nn.Module) -> dict[str, RopeSpec]:
 
 
 class _SkipInit(TorchFunctionMode):
-    """Skip weight initialisation: the weights are replaced anyway, and random init on meta tensors
-    imports torch's compiler.
+    """Skip weight initialisation: nothing reads the initial weights, and random init on meta
+    tensors imports torch's compiler.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):

@@ -222,7 +222,8 @@ def _row(
 
     common     the fields of the case
     pass_name  "forward" or "forward+backward"
-    us, copy   microseconds of the contender, and of a copy or, for both passes, of two copies
+    us         microseconds of the contender
+    copy       microseconds of one copy; for "forward+backward", of two
     error      relative rms error
     peak       peak memory in bytes
     """

@@ -52,8 +52,8 @@ class Ledger:
         return self._by_id.get(self._row_id(measured))
 
     def add(self, measured: Mapping[str, Any], **values: Any) -> None:
-        """Add a row, and append it to the file at once: `measured` says what was measured, in the
-        fields that `find` takes, and `values` are the results.
+        """Add a row, and append it to the file, if there is one, at once: `measured` says what was
+        measured, in the fields that `find` takes, and `values` are the results.
         """
         row: Row = {"run": self.id, "id": self._row_id(measured), **measured, **values}
         self._by_id[row["id"]] = row

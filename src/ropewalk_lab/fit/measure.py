@@ -40,8 +40,8 @@ POPULATION = 16
 
 @dataclass(frozen=True)
 class Step:
-    """One measurement that is about to begin: its number from 1, how many there are in all, and
-    what it measures.
+    """One step that is about to begin, a measurement or a search: its number from 1, how many there
+    are in all, and what it does.
     """
 
     number: int
@@ -52,7 +52,7 @@ class Step:
         return f"{self.number}/{self.total} {self.text}"
 
 
-#: called with each measurement that is about to begin
+#: called with each step that is about to begin
 Report = Callable[[Step], None]
 
 
@@ -71,24 +71,25 @@ class Missing:
     """What of a method is not yet measured.
 
     texts     (index of the window, length) of texts that must be read
-    passkeys  (length, depths) of pass keys that are read in one pass
+    passkeys  (length, depths) of pass keys that are measured together, in one step
     """
 
     texts: tuple[tuple[int, int], ...]
     passkeys: tuple[tuple[int, tuple[float, ...]], ...]
 
     def __len__(self) -> int:
-        """Return the number of measurements; with none, the object is False as a condition."""
+        """Return the number of steps; with none, the object is False as a condition."""
         return len(self.texts) + len(self.passkeys)
 
 
 @dataclass
 class Meter:
-    """Measures methods and stores a row for each pass key, and for each window of text at each of
-    its two lengths.
+    """Measures methods and stores a row for each pass key, for each window of text at each of its
+    two lengths, and for a search for LongRoPE's factors.
 
     reader    of the model; `samples` are what it reads, and `ledger` stores the rows
-    report    called with a step before each measurement
+    report    called with a step before each text, each batch of pass keys, the search for key
+              tokens in each window, and the search for LongRoPE's factors
     long_ppl  whether the key tokens of LongPPL are looked for, which takes as long as reading every
               window four times
     """
@@ -110,7 +111,7 @@ class Meter:
             self._ropes = None
 
     def expect(self, methods: Mapping[str, Method], *, search: int = 0) -> None:
-        """Count the measurements that are still missing, so that steps can be reported as 3/20.
+        """Count the steps that are still missing, so that they can be reported as 3/20.
 
         search  about how many candidates for LongRoPE's factors are tried before the best is
                 measured; 0: no search. The search counts as one step
@@ -151,14 +152,15 @@ class Meter:
         return [
             row
             for row in self.ledger.rows
-            # the row of a search for LongRoPE's factors has no variant, and is always returned
+            # the row of a search for LongRoPE's factors has no variant; it is returned if longrope
+            # is among the methods, whatever its factors
             if row["method"] in variants
             and row.get("variant", variants[row["method"]]) == variants[row["method"]]
         ]
 
     def missing(self, name: str, method: Method) -> Missing:
-        """Return what of a method is not in the ledger yet and must be read: each window at the
-        lengths `to` and `trained`, and the pass keys.
+        """Return what of a method is not in the ledger yet and must be read: windows at the lengths
+        `to` and `trained`, and pass keys.
         """
         to, trained = self.samples.to, self.samples.trained
         windows = range(len(self.samples.windows))

@@ -45,7 +45,7 @@ class Fit:
 
     config   the model's config with the method `in_config`; None if that is the unchanged model, or
              if no config can express it, as for a Decoder
-    skipped  methods that could not be measured, and why
+    skipped  methods that could not be measured or have no finite loss, and why
     """
 
     rows: list[Row]
@@ -133,7 +133,8 @@ def fit(
     trained    the trained length; None reads it from the config
     out        a folder for the rows, facts and config; a second call with the same model, text and
                settings measures only what is missing
-    report     called with a Step before each measurement, such as `print`; None prints to stderr
+    report     called with a Step before each measurement and each search, such as `print`; None
+               prints to stderr
 
     Each method is judged by its loss in the last band of positions, by pass keys beyond the trained
     length, and by the loss and the pass keys within it. Differences are paired over windows and
@@ -178,8 +179,8 @@ def _checked_names(methods: Iterable[str] | None, size: FitSize) -> list[str] | 
 def _measure(
     meter: Meter, size: FitSize, names: list[str] | None
 ) -> tuple[dict[str, Method], dict[str, str]]:
-    """Measure the named methods, or all if None; return {name: method} of them, and {name: why it
-    could not be measured}.
+    """Measure the named methods, or all if None; return {name: method} of those that were tried,
+    and {name: why it could not be measured}.
     """
     candidates, skipped = size.search, {}
     # LongRoPE's factors, if an earlier fit in this folder has searched them

@@ -59,7 +59,7 @@ class LoadedModel:
     layers and heads.
 
     source  its path or name, and the times of its files
-    heads   those that every layer has
+    heads   the number of heads of the layer with the fewest
     """
 
     source: tuple[str, tuple[int, ...]]
@@ -260,7 +260,8 @@ def _read(model: LoadedModel, request: ReadingRequest, report: Report) -> Readin
 
     def keep_map(layer: int, weights: Tensor) -> None:
         """Store the pooled attention weights of a layer, and report it."""
-        # layers may have different numbers of heads; as many are kept as every layer has
+        # layers may have different numbers of heads; keep the first `model.heads`, the smallest of
+        # these numbers
         maps[layer] = pooled(weights[0, : model.heads], CELLS)
         report(len(maps), model.layers + WRITTEN)
 

@@ -2,9 +2,10 @@
 the trained length.
 
 Words of this module:
-  row    one measurement: a metric ("loss", "accuracy", "seconds per step", "parameters"), a value
-         for each window, and the fields `model`, `seed` and `length`. `model` is the encoding, or
-         WINDOW
+  row    one measurement: a metric, its values, and fields. "loss" and "accuracy" have a value for
+         each window, and the fields `model`, `seed` and `length`; "seconds per step" and
+         "parameters" (those of the encoding) have one value, and `model` and `seed`. `model` is
+         the encoding, or WINDOW
   job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
          seeds of the study, and stores their rows
   score  the values [seeds, windows] of the rows with given fields
@@ -181,8 +182,8 @@ def _ours(rows: list[Row], lengths: list[int]) -> dict[str, Ours]:
 
 
 def _properties(rows: list[Row], models: list[str]) -> Table:
-    """Return a table of the properties and costs of each of `models` that is an encoding of
-    ENCODINGS, unlike WINDOW.
+    """Return a table of the properties and costs of those of `models` that ENCODINGS has; WINDOW is
+    not one of them.
     """
     seconds_of_none = score(rows, "seconds per step", model="none")
     cells = []

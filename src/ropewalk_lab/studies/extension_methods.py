@@ -19,9 +19,11 @@ from ropewalk_lab.evaluation import losses_and_hits
 
 
 def beta_fast(length: int) -> float:
-    """Return YaRN's beta_fast, in turns over the trained `length`: YaRN keeps the frequencies of
-    pairs with at least as many. It is `length` / 16, from 2 to the default of 32, which few pairs,
-    or none, make over a short length.
+    """Return YaRN's beta_fast for a model trained on `length` tokens: `length` / 16, but at least 2
+    and at most 32, YaRN's default.
+
+    YaRN keeps the frequencies of pairs that make at least beta_fast turns over the trained length.
+    Over a short one, few pairs or none make 32 turns.
     """
     return max(2.0, min(32.0, length / 16))
 

@@ -44,8 +44,9 @@ PRESETS = presets_of("real_extend")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Run one job for each factor, which stores its results window by window; return the facts for
-    the report.
+    """Run one job for each factor and return the facts for the report.
+
+    Each job stores the losses of each window in a ledger, so that a run that was stopped continues.
     """
     shared = runner.pick("model", "text", "methods", "windows", "search")
     rows = runner.run(

@@ -51,7 +51,10 @@ REFERENCES = {
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Run one job; its rows are stored window by window; return the facts for the report."""
+    """Run the study's one job and return the facts for the report.
+
+    The job stores the losses of each window in a ledger, so that a run that was stopped continues.
+    """
     settings = runner.pick("model", "text", "length", "next", "sinks", "shift", "windows")
     rows = runner.run([Job("caches", measure, settings)])
     return real_facts(runner, rows[0]["trained"])

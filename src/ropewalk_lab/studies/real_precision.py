@@ -47,7 +47,7 @@ PRESETS = presets_of("real_precision")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Run one job; its rows are stored window by window; return the facts for the report."""
+    """Run the study's one job and return the facts for the report."""
     settings = runner.pick("model", "text", "dtypes", "lengths", "offsets", "windows")
     rows = runner.run([Job("kl", measure, settings)])
     return real_facts(runner, rows[0]["trained"])

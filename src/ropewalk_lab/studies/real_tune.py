@@ -76,8 +76,8 @@ PRESETS = presets_of("real_tune")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Train with each method, objective and seed, then measure loss by band and pass keys; return
-    the facts for the report.
+    """Run a job for each method, objective and seed, which trains a model and then measures its
+    loss by band and its pass keys; return the facts for the report.
     """
     settings = runner.settings
     for objective in settings["objectives"]:

@@ -154,8 +154,8 @@ def read_pieces(
     path: Path, header: Header, name: str, start: int = 0, stop: int | None = None, *, rows: int = 1
 ) -> Iterator[Tensor]:
     """Yield rows start:stop of a tensor, by default all, in pieces of at most 8 MiB (PIECE_BYTES),
-    or of `rows` rows if these are larger. All but the last are a multiple of `rows` rows, so that a
-    piece need not end inside a head.
+    or of `rows` rows if these are larger. Every piece but the last has a multiple of `rows` rows:
+    with the rows of one head as `rows`, no piece ends inside a head.
     """
     entry = header.entries[name]
     if not entry.shape or not entry.bytes:  # a scalar, or a tensor without entries, is one piece

@@ -168,8 +168,8 @@ def prepare(
         pointers = pack(
             q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr(), position_pointer, offset
         )
-        # for many consecutive tokens rows are faster than the table. False: the rows of queries,
-        # which are those of keys too
+        # for many consecutive tokens, cached rows are faster than the two-level table. The argument
+        # False asks for the rows of queries; the keys of this call have the same
         rows = (
             cached_rows(spec, magnitude_power, False, offset, seq)
             if consecutive and seq >= CACHED_ROWS_FROM

@@ -71,8 +71,10 @@ def _feature(x: Tensor, name: str) -> Tensor:
 
 
 def _rotated(x: Tensor, call: LinearCall, key: bool) -> Tensor:
-    """Return x [B, H, S, D] rotated at the positions of the call, with the magnitude of keys if
-    `key`.
+    """Return x [B, H, S, D] rotated at the positions of the call.
+
+    key  whether x are keys, whose magnitude (the factor on cos and sin) may differ from that of
+         queries
     """
     cos, sin = cos_sin(call.spec, call.positions, dtype=x.dtype, key=key)
     return rotate(x, align(cos, x, -2), align(sin, x, -2), call.spec.layout)  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ def run(call: NormRotationCall, config: NormRotationConfig | None = None) -> Non
     tensors = changing_tensors(call)
     norm = () if call.norm is None else (type(call.norm), call.norm.eps, call.norm.plus_one)
     # everything that a plan and its compiled kernel depend on: dtypes, strides, the alignment of
-    # pointers, and whether the last block of tokens is full
+    # pointers, and how many tokens the last block has
     signature = (
         call.spec.fingerprint,
         call.q.device,
