@@ -222,8 +222,8 @@ def _check_vocabulary(model: Any, tokenizer: Tokenizer, objective: str) -> None:
 
 
 def _check_model(folder: Path, table: dict[str, Any]) -> None:
-    """Raise an error if the folder has a run of another model, if its folder `model` was written by
-    no run, or if `start` lies in that folder; else record this model in RUN_FILE.
+    """Raise an error if the folder has checkpoints of another model, if its folder `model` was
+    written by no run, or if `start` lies in that folder; else record this model in RUN_FILE.
 
     table  the `model` table of the preset; its `start` is recorded as a hash
 
@@ -289,7 +289,8 @@ def run_preset(
     """Train the model of a preset, evaluate it on the held-out parts, and write it to the folder
     `model` of the run.
 
-    Every rank must call this. A run that was stopped is not evaluated, and its model not written.
+    Every rank must call this. A run that was stopped has no results at the end, and its model is
+    not written, nor is a model that transformers does not have.
 
     folder       where the run is stored; no other run may use it meanwhile
     parallel     the ranks that train together

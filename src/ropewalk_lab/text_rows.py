@@ -30,8 +30,8 @@ def make_row(tokenizer: Tokenizer, first: str, second: str | None, length: int) 
     [SEP].
 
     A tokenizer without a start token gives "first", or "first separator second"; a row that would
-    be empty is one separator. The longer text is truncated first; if both are too long, each gets half of
-    the room.
+    be empty is one separator. The longer text is truncated first; if both are too long, each gets
+    half of the room.
     """
     # tokens of both texts
     a, b = (tokenizer.encode(text.encode()).astype(np.int32) for text in (first, second or ""))

@@ -2,10 +2,11 @@
 and after fine-tuning.
 
 Words of this module:
-  row    one measurement: a metric ("loss", "accuracy"), a value for each window, and fields.
+  row    one measurement: a metric, its values, and fields. "loss" and "accuracy" have a value for
+         each window; "factors" has those that a search for LongRoPE found, and no `length`.
          `method` extends the model to `factor` times its trained length; `length` is that of the
-         text; `tuned` the number of fine-tuning steps, 0 for none. The unchanged model has the
-         method "none" and the factor 1
+         text; `tuned` the number of fine-tuning steps, 0 for none. The method "none" is the
+         unchanged model, and its factor 1 the trained length
   job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
          seeds of the study, and stores their rows
   score  the values [seeds, windows] of the rows with given fields

@@ -141,7 +141,8 @@ class JobRunner:
         """Run the jobs in worker processes and store the rows of each one as soon as it has
         finished.
 
-        If one fails, those that are running end and are stored, then its error is raised.
+        If one fails, those that are running or already queued for a worker end and are stored, then
+        its error is raised.
         """
         workers = min(self.workers, len(jobs))
         context = multiprocessing.get_context("spawn")
@@ -160,7 +161,8 @@ class JobRunner:
                 status.show_trainings(self.workspace.models)
                 errors += self._store(finished, running, status)
         finally:
-            # running trainings may save a checkpoint; jobs that have not started are dropped
+            # running trainings may save a checkpoint. Jobs that have not started are dropped, except
+            # the few that the pool has already queued for its workers
             pool.shutdown(wait=True, cancel_futures=True)
             errors += self._store(
                 [future for future in running if not future.cancelled()], running, status
@@ -238,8 +240,8 @@ class _Status:
         self.bar.show(self.done, text, now=True)
 
     def show_trainings(self, models: Path) -> None:
-        """Show the step and loss of trainings that wrote to their logs in the last RECENT s, if
-        it is time for a new line: where there is no terminal, every LINES s.
+        """Show the step and loss of trainings that wrote to their logs in the last RECENT s, or
+        "running" if there are none; where there is no terminal, only every LINES s.
 
         models  the folder of trained models, with a folder for each
         """

@@ -1,8 +1,9 @@
 """Study `linear`: linear against softmax attention, both with RoPE: loss, time and memory.
 
 Words of this module:
-  row    one measurement: a metric ("loss"; "milliseconds" of a forward pass, "remembered" bytes of
-         its cache, "peak" bytes), its values, and the fields `model`, `length` and `seed`
+  row    one measurement: a metric ("loss", "accuracy"; "milliseconds" of a forward pass,
+         "remembered" bytes of its cache, "peak" bytes), its values, and the fields `model`,
+         `length` and, for "loss" and "accuracy", `seed`
   job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
          seeds of the study, and stores their rows
   kind   a name of MODELS, stored as `model`

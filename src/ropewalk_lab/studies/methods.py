@@ -2,10 +2,10 @@
 model, side by side.
 
 Words of this module:
-  row     one measurement: a metric ("loss"; "found", 1 for each pass key found, else 0;
-          "parameters"; "milliseconds" and "bytes" of a call), its values, and fields. `model` is
-          the method; `length` that of the text; `depth` where a pass key lies, from 0 (start) to 1
-          (end)
+  row     one measurement: a metric ("loss", "accuracy"; "found", 1 for each pass key found, else 0;
+          "parameters"; "factors", those that a search found; "milliseconds" and "bytes" of a
+          call), its values, and fields. `model` is the method; `length` that of the text; `depth`
+          where a pass key lies, from 0 (start) to 1 (end)
   job     one call of a function such as `measure`; a runner runs the jobs for the settings and the
           seeds of the study, and stores their rows
   method  a name of TRAINED, of a model trained with it, or of AFTERWARDS, which changes the trained
@@ -100,8 +100,8 @@ def train(
     changes: list[str],
     **sizes,
 ) -> list[Row]:
-    """Train a model on text and pass keys, then measure its loss and the pass keys it finds at
-    every length; return the rows.
+    """Train a model on text and pass keys, then count its parameters and measure its loss and the
+    pass keys it finds at every length; return the rows.
 
     share            of the training samples that are pass keys, the others are text
     preset, changes  the training preset, and changes of its settings

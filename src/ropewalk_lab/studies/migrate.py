@@ -2,8 +2,8 @@
 the unchanged model, trained further as long, and with RoPE trained from scratch as long.
 
 Words of this module:
-  row    one measurement: the "loss" for each window, with the fields `way` (the variant: KEPT,
-         MOVED or FRESH), `steps` of the further training, `length` and `seed`
+  row    one measurement: the "loss" or "accuracy" for each window, with the fields `way` (the
+         variant: KEPT, MOVED or FRESH), `steps` of the further training, `length` and `seed`
   job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
          seeds of the study, and stores their rows
   facts  what a report says of the run beside its rows: settings, seeds, texts
@@ -65,8 +65,8 @@ def measure(
     rate: float,
     windows: int,
 ) -> list[Row]:
-    """Return the losses of a model after `steps` more steps (RoPE from scratch has no others), at
-    the trained length and at twice that length.
+    """Return rows with the loss and accuracy of a model after `steps` more steps (RoPE from scratch
+    has no others), at the trained length and at twice that length.
 
     variant          KEPT: the model with the encoding `source` as it is; MOVED: migrated to RoPE;
                      FRESH: RoPE from scratch

@@ -3,7 +3,8 @@ lengths, each evaluated.
 
 Words of this module:
   row    one measurement: the "loss" or "accuracy" for each window, with the fields `stage`, the
-         number of the stage from 1; `trained`, its length; and `length`, that of the text measured
+         number of the stage from 1; `trained`, its length; `length`, that of the text measured; and
+         `seed`
   job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
          seeds of the study, and stores their rows
   score  the values [seeds, windows] of the rows with given fields

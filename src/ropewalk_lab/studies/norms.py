@@ -6,7 +6,7 @@ Measured are the loss, and whether scores depend on distance alone.
 Words of this module:
   row    one measurement: a metric ("loss", "accuracy"; "moved", how far a shift of all positions
          changes the logits), a value for each window, and the fields `norm`, the name of the model,
-         `length` and `seed`
+         `seed`, and `length` or for "moved" `shift`
   job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
          seeds of the study, and stores their rows
   score  the values [seeds, windows] of the rows with given fields

@@ -2,8 +2,9 @@
 that it can use: loss by band and LongPPL.
 
 Words of this module:
-  row      one measurement: a metric ("loss", "long_ppl", "seconds"), a value for each window, and
-           the fields `method`, `factor`, `trained` (the trained length) and `band`
+  row      one measurement: a metric, its values, and fields. "loss", of one `band`, and "seconds"
+           have a value for each window, "long_ppl" one over all windows, with `keys`, how many
+           tokens it counts. All have `method`, `factor` and `trained` (the trained length)
   job      one call of a function such as `measure`; a runner runs the jobs for the settings and the
            seeds of the study, and stores their rows
   band     positions such as "8k-16k"; "within": a text of the trained length

@@ -6,8 +6,8 @@ A table of rope_variants.toml says what such a study varies and how a variant is
 
 Words of this module:
   row    one measurement: a metric ("loss", "accuracy"; "alpha", how far learned frequencies moved),
-         its values, and fields: the variant, under the name `field` of its table, `text`, `length`
-         and `seed`
+         its values, and fields: the variant, under the name `field` of its table, `seed`, `text`
+         if the setting "texts" is given, and `length` except for "alpha"
   job    one call of a function such as `measure`; a runner runs the jobs for the settings and the
          seeds of the study, and stores their rows
   facts  what a report says of the run beside its rows: settings, seeds, texts
