@@ -9,7 +9,8 @@ Words of this module:
            `pick_config` choose
   values   kernel arguments by name, which the kernel explains; names in capitals are constants
   HEAD     (head_dim, first rotated dim, pairs, tile width of the pairs, of the rest or 0)
-  steps    the phase step of each pair: its angle per position, as an integer
+  steps    the phase step of each pair: its angle per position, as an integer in units of 2^-64
+           turns
   rest     the dims of a head that do not rotate
   call     a checked `NormRotationCall`, its tensors with one token axis
   cache    a `KVSlots`, or None; a slot is the place of a token in it
@@ -160,7 +161,7 @@ def forward_values(call: NormRotationCall, config: NormRotationConfig) -> dict[s
 
 def _angle_values(call: NormRotationCall) -> dict[str, Any]:
     """Return the kernel arguments that define the angles and the magnitudes, by name; `steps` has
-    the phase step of each pair, its angle per position as an integer.
+    the phase step of each pair, its angle per position in units of 2^-64 turns.
     """
     spec, spec_tables = call.spec, tables(call.spec, call.q.device)
     q_magnitude, k_magnitude = (

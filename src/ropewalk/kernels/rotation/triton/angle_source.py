@@ -1,5 +1,5 @@
 """AngleSource: the kernel arguments that define the angles: exact phase steps (the angle of each
-pair per position, as an integer), or cos and sin tables from the caller.
+pair per position, as an integer in units of 2^-64 turns), or cos and sin tables from the caller.
 
 A stride of 0 stands for an axis that the tensor does not have, or that has size 1: all its entries
 then use the same values. The magnitude is a factor on cos and sin, which may differ between q and k
