@@ -126,8 +126,8 @@ class Decoder(nn.Module):
     ) -> Float[Tensor, "B S V"]:
         """Return the logits of the next token after each of `tokens`.
 
-        positions  integer [S], [B, S] or [axes, B, S]; default: 0, 1, 2, ... over each row's real
-                   tokens, after the cached ones
+        positions  integer [S], [B, S] or [axes, B, S]; default: 0, 1, 2, ... over the real tokens
+                   of each row, after the cached ones, or of each document
         padding    True for real tokens
         documents  the document index of each token in packed rows; tokens attend only within their
                    document

@@ -217,11 +217,13 @@ class RoFormer(nn.Module):
     ) -> Tensor:
         """Return the head's output for integer tokens [B, S] ([B, choices, S] for multiple choice).
 
-        positions  integer [S] or [B, S] or [axes, B, S]; default: 0, 1, 2, ... over each row's real
-                   tokens. For multiple choice each choice is a row: B * choices instead of B
+        positions  integer [S] or [B, S] or [axes, B, S]; default: 0, 1, 2, ... over the real tokens
+                   of each row, after the cached ones, or of each document. For multiple choice each
+                   choice is a row: B * choices instead of B
         types      which sentence of a pair each token belongs to; by default all 0
         padding    boolean, True for real tokens; rows may be padded on either side
-        documents  the document index of each token in packed rows
+        documents  the document index of each token in packed rows; tokens attend only within their
+                   document
         caches     from `model.caches()`; `tokens` continue the cached ones
         """
         if self.head.pools and documents is not None:
