@@ -95,7 +95,7 @@ def trimmed(call: Call) -> Call:
     # the first key that the first query sees, and the end of the keys that the last query sees
     first_key = max(0, visible.offset + 1 - window)
     stop_key = min(k_len, visible.offset + q_len + (0 if visible.causal else window - 1))
-    # if there is a key to leave out; at least one must remain, also where no query sees any
+    # a call needs at least one key: if no query sees any, stop_key <= first_key, and all keys stay
     if 0 < stop_key - first_key < k_len:
         call = call.part(0, q_len, first_key, stop_key)
         visible, k_len = call.visible, stop_key - first_key

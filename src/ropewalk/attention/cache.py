@@ -398,7 +398,8 @@ class KVCache:
 
     def rescale(self, encoding: Encoding, to: Encoding, **lengths: int | Tensor | None) -> None:
         """Re-rotate the keys by the encoding `to`, such as one with another scaling or base; the
-        positions stay. `lengths` as in `move`.
+        positions stay, and so do keys that are stored unrotated. `lengths` are `from_length` and
+        `to_length`, as in `move`.
         """
         self.move(self.seen.positions, encoding, to, **lengths)
 

@@ -229,8 +229,9 @@ class SoftmaxAttention(nn.Module):
         bias: Tensor | None,
         return_weights: bool,
     ) -> Call:
-        """Return the call of this layer's attention: with its scale, its dropout in training, and
-        without keys that no query sees. `return_weights`: the caller wants the weights.
+        """Return the call of this layer's attention, with its scale, and its dropout in training.
+        The first and last keys are left out if a window hides them from all queries, unless the
+        weights are wanted. `return_weights`: the caller wants the weights.
         """
         # value_bias needs the weights even if the caller does not
         wants_weights = return_weights or type(self.encoding).value_bias is not Encoding.value_bias
