@@ -98,7 +98,11 @@ def levels_of(spec: RopeSpec, magnitude_power: int, key: bool) -> Levels:
         words = _LEVELS.pack(
             *(level.data_ptr() for level in spec_tables.levels), LEVEL_BITS, magnitude
         )
-    levels = Levels(words, not keys_have_own_table(spec, torch.device("cpu")), spec_tables)
+    levels = Levels(
+        words,
+        for_both=not keys_have_own_table(spec, torch.device("cpu")),
+        tables=spec_tables,
+    )
     return _LEVELS_OF_SPECS.keep(signature, levels)
 
 

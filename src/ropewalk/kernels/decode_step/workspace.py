@@ -51,8 +51,8 @@ class DecodeWorkspace:
         )
 
     def holds(self, rows: int, heads: int, head_dim: int, device: torch.device) -> bool:
-        """Return whether this workspace is on the device and large enough for a head norm of `rows`
-        rows with `heads` heads of q and k together.
+        """Return whether this workspace is on the device and large enough for the norm of each
+        head in `qkv_product`: `rows` rows, and `heads` heads of q and k together.
         """
         size = _padded(rows) * heads * head_dim
         return (
@@ -66,13 +66,16 @@ class DecodeWorkspace:
 def kept_workspace(
     rows: int, q_heads: int, k_heads: int, head_dim: int, device: torch.device
 ) -> DecodeWorkspace:
-    """Return the workspace of the current stream for a head norm, made at the first call.
+    """Return the workspace of the current stream for a head norm; make one if there is none or it
+    is too small.
 
     The launches of a stream run one after another, so they can share it. Graphs that were captured
     on one stream may later run side by side, so every captured graph has its own.
     """
     graph = captured_graph(device)
-    if graph is None:  # which graph this is cannot be told, so share with none
+    # a graph is being captured, but the driver does not say which: use a new workspace that no
+    # other call gets
+    if graph is None:
         return DecodeWorkspace(rows, q_heads, k_heads, head_dim, device=device)
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     key = (device, stream, graph)

@@ -127,6 +127,7 @@ def forward_values(call: NormRotationCall, config: NormRotationConfig) -> dict[s
     """Return every argument of `kernel.forward` after `tokens`, by name."""
     cache = call.cache
     k_slots, v_slots, page_size = cache_strides(cache)
+    # the number of heads of q, and of k or v, in one program
     q_block, k_block = (min(config.heads, power_of_two(x.shape[1])) for x in (call.q, call.k))
     values = _angle_values(call) | _head_values(call, q_block, k_block)
     return values | {
@@ -145,8 +146,8 @@ def forward_values(call: NormRotationCall, config: NormRotationConfig) -> dict[s
         "KEEP_K": call.k_out is not None,
         "MAGNITUDE": (values["q_magnitude"], values["k_magnitude"]) != (1.0, 1.0),
         "QUICK": has_sine_unit(call.q),
-        # recompute the angles for every head if a program has no more threads than pairs: see
-        # tiles.phases
+        # compute the angles once for each head: if a program has no more threads than pairs, that
+        # is cheaper than sharing the angles through shared memory
         "SPREAD": 32 * config.warps <= power_of_two(call.spec.pairs),
         "BLOCK_DIM": power_of_two(call.spec.head_dim),
         "TOKENS": config.tokens,
