@@ -109,7 +109,7 @@ class Experts(nn.Module):
         # tokens
         order = chosen.flatten().argsort(stable=True)
         token = order // per_token
-        # synchronises with the device once per layer
+        # the host needs the sizes, so it waits for the device here
         sizes = chosen.flatten().bincount(minlength=count).tolist()
         inputs = x[token].split(sizes)  # the tokens of each expert
         outputs = [

@@ -38,6 +38,7 @@ def why_not_layer(layer: nn.Module) -> str | None:
     ):
         return "a temperature, a remapping or learned sinks have no decode kernel"
     encoding = attention.encoding
+    # entry "none": the encoding adds no positions, and `plain_spec` has all angles 0
     if not (_is_plain_rotary(encoding) or encoding.entry == "none"):
         return f"{type(encoding).__name__} has no decode kernel"
     spec = plain_spec(attention)

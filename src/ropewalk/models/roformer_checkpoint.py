@@ -180,12 +180,12 @@ def from_transformers(model: nn.Module) -> RoFormer:
 
 
 def unused_weights(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the weights of a transformers model that `from_transformers` ignores,
-    such as poolers and pretraining heads.
+    """Return the names of the weights of a transformers model that need gradients and that
+    `from_transformers` ignores, such as those of poolers and pretraining heads.
     """
     config, model_type = _config_of(model)
-    # named_parameters lists a tied weight once, so its second name is not reported; nor is a table
-    # that is not trained
+    # named_parameters lists a tied weight once, so its second name is not reported; weights without
+    # gradients, such as sinusoidal position tables, are not reported either
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     return tuple(
         name
