@@ -288,9 +288,12 @@ def key_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def translate(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Write what the keys of another stack mean, and remove them. Theta and a new scaling go into
-    `rope_parameters` (transformers 5) if the config has them; else theta goes outside, and the
-    scaling into `rope_scaling`.
+    """Remove the keys of another stack and write what they mean.
+
+    Theta goes into `rope_parameters` (transformers 5) if the config has keys there, else into the
+    text part. The scaling goes into facts["rope"], a rope object of the config, if there is one;
+    else into `rope_parameters` if it has keys, else into a new `rope_scaling`. A model whose code
+    needs `rope_parameters` gets a new one instead, with the scaling and theta.
     """
     for key in facts["gone"]:
         case.text.pop(key)
@@ -315,7 +318,7 @@ def translate(case: Examination, row: Mistake, facts: Facts) -> None:
     if kind in ("linear", "ntk") and case.served:
         case.reaches = round(case.served * facts["factor"])
     trained = whole(facts["scaling"].get(TRAINED_LENGTH_KEY))
-    # with YaRN, the length in use becomes the served one, which was the trained one until now
+    # with YaRN, a served length that is still the trained one is raised to the length in use
     if kind == "yarn" and trained and case.served == trained and case.length:
         case.text[length_key(case)] = max(case.length, trained)
 
@@ -375,9 +378,9 @@ def _said_by(case: Examination, key: str, value: Any) -> bool:
 
 @finder
 def rope_key_unread(case: Examination, row: Mistake) -> Facts | None:
-    """Find a key that is named like one of a rope, that this family's code does not read, and whose
-    value could change the rope; `names` has {model type: a key that the code in its checkpoints
-    reads}, which counts as read.
+    """Find a key that has a meaning in another stack or a name like one of a rope, that this
+    family's code does not read, and whose value could change the rope; `names` has {model type: a
+    key that the code in its checkpoints reads}, which counts as read.
     """
     family = case.family
     # "_class_name" is in configs of diffusers, whose models have keys of their own
@@ -386,7 +389,7 @@ def rope_key_unread(case: Examination, row: Mistake) -> Facts | None:
     read = {*family.reads, *family.renamed.values(), *family.defaults, *OBJECT_KEYS}
     read |= {each.key for each in family.layer_thetas.values()}
     read |= {row.names.get(str(case.model_type))}
-    # other rows are about a key of these that this family does not read
+    # keys that some family reads; if this family does not read one, other rows report it
     anywhere = {*CONFIG_CHECKS, *keys.inner_keys(), *keys.THETA_KEYS, *keys.FRACTION_KEYS}
     for key, value in case.text.items():
         # the theta of one layer type, in a family with one theta: no other row is about that
@@ -398,7 +401,7 @@ def rope_key_unread(case: Examination, row: Mistake) -> Facts | None:
         if meaning(key) not in NOT_FOREIGN:  # `key_of_another_stack` is about it
             continue
         lower = key.lower()
-        # a key of no known stack is told by its name alone
+        # a key of no known stack is judged by its name alone
         if meaning(key) is None and (not ROPE_WORDS.search(lower) or HARMLESS.search(lower)):
             continue
         if isinstance(value, list | dict | str) and not value:
@@ -430,8 +433,8 @@ def pairs_contradict(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def theta_in_attention_part(case: Examination, row: Mistake) -> Facts | None:
-    """Find a theta of DBRX outside `attn_config`, the part of the config in which its code reads
-    it, and another one or none inside. One of 10,000 outside is the default, and is not meant.
+    """Find a `rope_theta` of DBRX outside `attn_config`. Its code reads only the one inside, which
+    is missing or different. An outer 10,000 is ignored: it is the default.
     """
     part, outside = case.text.get("attn_config"), positive(case.text.get(THETA))
     if case.model_type != "dbrx" or not isinstance(part, dict):
@@ -464,8 +467,8 @@ def sections_in_text_model(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def yarn_renamed(case: Examination, row: Mistake) -> Facts | None:
-    """Find YaRN in a family whose code reads that name as LongRoPE. Beside the lists of LongRoPE
-    the name is right there.
+    """Find YaRN in a family whose code reads that name as LongRoPE. A rope with the lists of
+    LongRoPE is not reported: for this family the name is correct.
     """
     if case.family.renamed.get("yarn") != "longrope":
         return None
