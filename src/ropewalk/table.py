@@ -323,9 +323,11 @@ def first_rows(
 def rows_at(
     spec: RopeSpec, positions: Tensor, key: bool, strategy: str
 ) -> tuple[Tensor, Tensor] | None:
-    """Return float32 cos and sin of positions, copied from the rows that the strategy "full" keeps;
-    None with any other strategy, on any device but the CPU, without positions, and if a position
-    has no row.
+    """Return float32 cos and sin of positions (of keys if `key` is True), copied from the rows that
+    the strategy "full" keeps; rows that are missing are computed first.
+
+    None with another strategy, on a device other than the CPU, without positions, for a spec
+    without such rows (`keeps_rows`), or if a position is negative or 2^20 or more.
     """
     # the largest position says how many rows are needed; on a GPU, reading it would wait for the
     # device

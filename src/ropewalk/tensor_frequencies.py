@@ -108,8 +108,8 @@ def _device_copy(values: tuple[float, ...], dtype: torch.dtype, device: torch.de
 
 
 def ladder(spec: RopeSpec, length: Length = None) -> TensorFrequencies:
-    """Return the frequency of each pair along its own axis, by the scalings' formulas over torch:
-    [pairs], or [rows, pairs] for a length per row. torch.compile can trace it.
+    """Return the frequency of each pair along its own axis, [pairs] or [rows, pairs] for a length
+    per row, and the magnitude, by the scalings' formulas over torch. torch.compile can trace it.
     """
     dtype = torch.float64 if spec.precision == "exact" else torch.float32
     scaled = spec.scaled_ladders()
