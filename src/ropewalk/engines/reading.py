@@ -100,8 +100,8 @@ class EngineReading:
         self.rules.append(EngineRule(about, does, source, self.read))
 
     def set_fields(self, about: str, does: str, source: str, **fields: Any) -> None:
-        """Change fields of the spec; if that changes what is computed, add a rule, as `add_rule`
-        does.
+        """Change fields of the spec; if that changes the axis of a pair, a frequency or the
+        magnitude, add a rule, as `add_rule` does.
         """
         before, after, length = self.spec, self.spec.with_(**fields), self.length
         self.spec = after

@@ -272,7 +272,9 @@ class _GgufLayer:
         )
 
     def _is_read(self, key: str) -> bool:
-        """Return whether the file has a key, and llama.cpp reads it for this architecture."""
+        """Return whether the file has a key that may give a field of the scaling, and llama.cpp
+        reads it for this architecture.
+        """
         fact = CONDITIONAL.get(key.removeprefix("rope.scaling."))
         return self._has(key) and (fact is None or bool(getattr(self.facts, fact)))
 

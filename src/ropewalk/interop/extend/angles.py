@@ -84,7 +84,8 @@ def _on_a_device(module: nn.Module) -> nn.Module:
         return module
     with torch.device("cpu"):
         built = type(module)(module.config)
-    built._forward_hooks.update(module._forward_hooks)  # one may set frequencies for each length
+    # a hook may set the frequencies for each length
+    built._forward_hooks.update(module._forward_hooks)
     return built
 
 

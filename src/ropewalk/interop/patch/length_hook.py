@@ -57,6 +57,7 @@ class LengthHook:
         )
         if spec is None:
             return module
+        # the frequencies and the magnitude at that length
         frequencies = ladder(spec, int(positions.max()) + 1)
         prefix = "" if layer_type is None else f"{layer_type}_"
         other = copy.copy(module)
