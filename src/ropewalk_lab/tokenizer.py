@@ -25,8 +25,8 @@ class Tokenizer(Protocol):
     vocab_size: int
     num_text_ids: int  # ids below this number may occur in text
     mask_id: int
-    # [CLS], the first token of a row whose texts each end in a separator; None: a row begins with
-    # its first text, and the separator stands between two texts
+    # [CLS] or <s>, the first token of a row whose texts each end in a separator; None: a row begins
+    # with its first text, and the separator stands between two texts
     start: int | None
     separator: int  # the token between two texts or documents
     dtype: type

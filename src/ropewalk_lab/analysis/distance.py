@@ -72,6 +72,7 @@ def partial_sums(radians: Numbers, distances: Numbers) -> np.ndarray:
 
 def decay(radians: Numbers, distances: Numbers) -> np.ndarray:
     """Return RoFormer's decay curve: the mean of |S_j| over j for each distance."""
+    # `partial_sums` returns |S_j|, not S_j
     return partial_sums(radians, distances).mean(axis=-1)
 
 

@@ -116,8 +116,9 @@ def lucidrains(case: BenchCase) -> Call:
 
 
 def liger(case: BenchCase) -> Call:
-    """Return a function that runs liger-kernel, which takes [B, H, S, D]: q and k [B, S, H, D] are
-    passed as transposed views, which it rotates in place; contiguous [B, H, S, D] ones it copies.
+    """Return a function that runs liger-kernel, which takes [B, H, S, D]. It rotates q and k
+    [B, S, H, D], passed as transposed views, in place, and copies contiguous q and k [B, H, S, D]
+    first.
     """
     # compared with, not a dependency
     from liger_kernel.ops.rope import LigerRopeFunction  # type: ignore[import-not-found]

@@ -124,7 +124,8 @@ def _recording(
         inside[0] = True
         try:
             size = q.shape[-1]
-            # heads are on axis 1 unless the tokens are; models with TOKENS heads are rare
+            # axis 1 has the tokens or the heads; a size of TOKENS is taken for the tokens, which is
+            # wrong only for a model with TOKENS heads
             tokens_first = q.ndim == 4 and q.shape[1] == TOKENS
             # each unit vector is a head, the same for all tokens
             units = torch.eye(size, dtype=q.dtype)

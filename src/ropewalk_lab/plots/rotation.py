@@ -54,8 +54,9 @@ def rotation(view: View) -> Any:
 
 def variants(view: View) -> Any:
     """Draw queries rotated without scaling, with YaRN, with xPos and with the spec's own scaling,
-    and an added encoding: the norm against position on the left, the trajectory of the middle pair
-    on the right, over the positions in which it turns once without scaling.
+    and a query to which a sinusoidal encoding is added instead: the norm against position on the
+    left, the trajectory of the middle pair on the right, over the positions in which it turns once
+    without scaling.
     """
     look, middle = view.look, view.spec.pairs // 2
     wavelength = float(analysis.wavelengths(analysis.plain_radians(view.spec))[middle])

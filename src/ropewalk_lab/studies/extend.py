@@ -250,7 +250,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 def losses_beyond(rows: list[Row]) -> tuple[int, dict[tuple[str, int], float]]:
     """Return the trained length, and {(method, factor): the loss without fine-tuning at factor
-    times that length}. With the factor 1 there is ("none", 1) alone.
+    times that length}; of several seeds, the last counts. With the factor 1 there is ("none", 1)
+    alone.
     """
     trained = select(rows, "loss", tuned=0, factor=1)[0]["length"]
     found = {(row["method"], row["factor"]): row["mean"] for row in _zero_shot_rows(rows, trained)}

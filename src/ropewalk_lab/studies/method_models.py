@@ -69,7 +69,9 @@ def _with_attention(make: Callable[[int, int, int], nn.Module]) -> Callable[[Any
     """
 
     def change(model: Any) -> nn.Module:
-        """Return the model with the attention of every layer replaced."""
+        """Return the model after replacing the attention of every layer by a new one from `make`,
+        in a TokenDriven, which gives it the interface of the decoder's attention.
+        """
         for layer in model.layers:
             old = layer.self_attn
             attention = make(model.config.hidden_size, old.num_heads, old.head_dim)

@@ -21,8 +21,8 @@ MODELS = {"smollm2": "SmolLM2-135M"}
 
 
 def picture(rows: list[Row], facts: dict[str, Any], look: Look = LIGHT) -> Any:
-    """Return the figure of a run: the loss by position, at the factor with the most methods (the
-    largest such factor).
+    """Return the figure of a run: the loss in each band of positions, with its standard error as
+    an error bar, at the factor with the most methods (the largest such factor).
     """
     factors: list[float] = distinct(rows, "loss", "factor")
     num_methods = {

@@ -68,8 +68,9 @@ def joined_score(rows: Iterable[Row], metric: str, **fields: Any) -> Score | Non
 def scores_by(
     rows: Iterable[Row], metric: str, field: str, values: Iterable[Any], **fields: Any
 ) -> dict[Any, Score]:
-    """Return {value: its score} for each of `values`, the values of the field named `field` to look
-    for; those that were not measured are left out. Rows must also have `fields`.
+    """Return {value: the score of the rows in which the field named `field` has this value}, for
+    each of `values`. Only rows of the metric that also have `fields` count; a value without rows is left
+    out.
     """
     rows = list(rows)
     return {
