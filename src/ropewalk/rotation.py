@@ -49,8 +49,8 @@ def rotate(
     backend: str | None = None,
     tables: str = "auto",
 ) -> Inexact[Tensor, "... D"]:
-    """Return x with every pair of `spec` rotated by its token's angle; dimensions in no pair stay. A
-    `Learnable` scaling has its initial frequencies here; only a `Rope` has trained ones.
+    """Return x with every pair of `spec` rotated by its token's angle; dimensions in no pair stay.
+    A `Learnable` scaling has its initial frequencies here; only a `Rope` has trained ones.
 
     x          [B, H, S, D] by default; `seq_dim` is the axis of the tokens
     positions  integers (floats only if the spec's axes have real coordinates) [S], [B, S] or [axes,

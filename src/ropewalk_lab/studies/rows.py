@@ -69,8 +69,8 @@ def scores_by(
     rows: Iterable[Row], metric: str, field: str, values: Iterable[Any], **fields: Any
 ) -> dict[Any, Score]:
     """Return {value: the score of the rows in which the field named `field` has this value}, for
-    each of `values`. Only rows of the metric that also have `fields` count; a value without rows is left
-    out.
+    each of `values`. Only rows of the metric that also have `fields` count; a value without rows
+    is left out.
     """
     rows = list(rows)
     return {
