@@ -87,7 +87,7 @@ def text_config(config: Any) -> Mapping[str, Any]:
     sizes = class_sizes().get(str(text.get("model_type")), {})
     absent = {
         names[0]: sizes[names[0]]
-        for names in keys.SIZE_KEYS
+        for names in keys.CLASS_SIZE_KEYS
         if names[0] in sizes and not any(name in text for name in names)
     }
     return {**text, **absent} if absent else text

@@ -34,7 +34,7 @@ HIDDEN_SIZE_KEYS = ("hidden_size", "n_embd", "d_model")
 HEAD_COUNT_KEYS = ("num_attention_heads", "n_head", "n_heads")
 LAYER_COUNT_KEYS = ("num_hidden_layers", "n_layer", "n_layers")
 #: the sizes in class_sizes.toml
-SIZE_KEYS = (HIDDEN_SIZE_KEYS, HEAD_COUNT_KEYS, LAYER_COUNT_KEYS)
+CLASS_SIZE_KEYS = (HIDDEN_SIZE_KEYS, HEAD_COUNT_KEYS, LAYER_COUNT_KEYS)
 #: a config with any of these keys belongs to a model that rotates
 ROPE_KEYS = (
     "rope_parameters",
